@@ -505,6 +505,9 @@ def _startup_timeout() -> timedelta:
     return timedelta(seconds=seconds)
 
 
+_AGREED = "agreed"
+
+
 class _StartUp:
     """Agreement of ranks through the default store, under one deadline for all its phases.
 
@@ -527,7 +530,7 @@ class _StartUp:
     def __exit__(self, error_type: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None:
             with contextlib.suppress(RuntimeError):
-                self._store.set(f"{self._phase}/outcome", f"global rank {self._rank}: {error}")
+                self._set_outcome(f"Global rank {self._rank} raised: {error}")
 
     def remaining(self) -> timedelta:
         """Return the time left until the deadline, at least a millisecond."""
@@ -537,45 +540,78 @@ class _StartUp:
         """Wait until all ranks have come to ``phase`` with the same JSON-like ``plan``."""
         if dist.get_backend() == "fake":
             return
-        self._store.set(f"{self._phase}/{self._rank}", json.dumps(plan))
-        if self._store.add(f"{self._phase}/arrived", 1) == len(self._ranks):
-            self._store.set(f"{self._phase}/outcome", self._compare_plans(phase) or "agreed")
-        self._wait(
-            [f"{self._phase}/outcome"], {r: f"{self._phase}/{r}" for r in self._ranks}, phase
-        )
-        outcome = self._store.get(f"{self._phase}/outcome").decode()
-        if outcome != "agreed":
-            raise RuntimeError(f"pipeline start-up failed. {outcome}")
+        self._store.set(f"{phase}/{self._rank}", json.dumps(plan))
+        if self._store.add(f"{phase}/arrived", 1) == len(self._ranks):
+            self._set_outcome(self._compare_plans(phase))
+        self._wait([self._outcome_key()], phase, self._ranks)
+        self._raise_if_failed()
         self._phase += 1
 
     def meet(self, ranks: Sequence[int], place: str) -> None:
         """Wait until each of ``ranks``, the caller among them, is about to enter ``place``."""
-        keys = {rank: f"{place}/{rank}" for rank in ranks}
-        self._store.set(keys[self._rank], "")
-        self._wait(list(keys.values()), keys, place)
+        self._store.set(f"{place}/{self._rank}", "")
+        self._store.set(f"latest place of {self._rank}", json.dumps([place, list(ranks)]))
+        self._wait([f"{place}/{rank}" for rank in ranks], place, ranks)
 
-    def _wait(self, keys: list[str], key_of_rank: Mapping[int, str], place: str) -> None:
+    def _outcome_key(self) -> str:
+        return f"outcome of phase {self._phase}"
+
+    def _set_outcome(self, failure: str) -> None:
+        # The first failure stays: it is the cause of those that follow.
+        self._store.compare_set(self._outcome_key(), "", failure or _AGREED)
+
+    def _raise_if_failed(self) -> None:
+        outcome = self._store.get(self._outcome_key()).decode()
+        if outcome != _AGREED:
+            raise RuntimeError(f"pipeline start-up failed. {outcome}")
+
+    def _wait(self, keys: list[str], place: str, ranks: Sequence[int]) -> None:
         try:
             self._store.wait(keys, self.remaining())
         except RuntimeError as error:
             try:
-                missing = [r for r, key in key_of_rank.items() if not self._store.check([key])]
+                is_known = self._store.check([self._outcome_key()])
+                absent = self._absent(place, ranks)
             except RuntimeError:
                 raise RuntimeError(
                     f"pipeline start-up failed at {place}: the store is gone, most likely with "
                     "global rank 0, which hosts it; see that rank's log"
                 ) from error
+            if is_known:
+                self._raise_if_failed()
+            places = "; ".join(
+                f"global rank(s) {[r for r in absent if absent[r] == at]} did not come to {at}"
+                for at in dict.fromkeys(absent.values())
+            )
             raise RuntimeError(
-                f"pipeline start-up failed: global rank(s) {missing} did not come to {place} "
-                f"within {self._limit.total_seconds():g} s. Look for the first error in their "
-                f"logs; if they are only slow, raise {STARTUP_TIMEOUT_VARIABLE} (seconds)."
+                f"pipeline start-up failed: {places} within {self._limit.total_seconds():g} s. "
+                "Look for the first error in their logs; if they are only slow, raise "
+                f"{STARTUP_TIMEOUT_VARIABLE} (seconds)."
             ) from error
 
-    def _compare_plans(self, phase: str) -> str | None:
-        plans = {r: self._store.get(f"{self._phase}/{r}").decode() for r in self._ranks}
+    def _absent(self, place: str, ranks: Sequence[int]) -> dict[int, str]:
+        """Return where each rank did not come that others wait for, directly or in a chain."""
+        absent: dict[int, str] = {}
+        queue, seen = [(place, ranks)], set()
+        while queue:
+            place, ranks = queue.pop()
+            for rank in ranks:
+                if rank in seen or self._store.check([f"{place}/{rank}"]):
+                    continue
+                seen.add(rank)
+                if self._store.check([f"latest place of {rank}"]):
+                    waits_at = json.loads(self._store.get(f"latest place of {rank}"))
+                    if any(not self._store.check([f"{waits_at[0]}/{r}"]) for r in waits_at[1]):
+                        queue.append(waits_at)
+                        continue
+                absent[rank] = place
+        return absent
+
+    def _compare_plans(self, phase: str) -> str:
+        plans = {r: self._store.get(f"{phase}/{r}").decode() for r in self._ranks}
         (common, _), *others = Counter(plans.values()).most_common()
         if not others:
-            return None
+            return ""
         deviating = {rank: plan for rank, plan in plans.items() if plan != common}
         return (
             f"Ranks came to {phase} with different settings. Global rank(s) {list(deviating)} "
