@@ -28,7 +28,8 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         "--log-microbatch-lengths",
         action="store_true",
-        help="With --variable-seq-lengths: print the microbatches' lengths at every logged iteration.",
+        help="With --variable-seq-lengths: print the lengths of the microbatches of every "
+        "iteration that is logged.",
     )
     return parser
 
@@ -43,7 +44,8 @@ def apply_arguments(args: Namespace) -> None:
     if args.transformer_impl == "transformer_engine" and find_spec("transformer_engine") is None:
         raise ValueError(
             "--transformer-impl transformer_engine (the default) needs the package "
-            "transformer-engine, which is not installed: install it or use --transformer-impl local."
+            "transformer-engine, which is not installed: install it, or use --transformer-impl "
+            "local."
         )
     if args.context_parallel_size > 1 and args.transformer_impl == "local":
         raise ValueError(
@@ -125,7 +127,7 @@ def _check_attention(args: Namespace) -> None:
     for ignorer, present in mask_ignored_by.items():
         if present:
             raise ValueError(
-                "Packed documents are kept apart by an attention mask with --transformer-impl local, "
+                "With --transformer-impl local an attention mask keeps packed documents apart, "
                 f"which is ignored by {ignorer}."
             )
 

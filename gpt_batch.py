@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import broadcast_data
 from megatron.core.utils import get_batch_on_this_cp_rank
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from gpt_arguments import keeps_documents_apart
+from megatron.core import parallel_state
+
 
 @dataclass(frozen=True)
 class GPTBatch:
@@ -143,13 +144,14 @@ def _receive(
     data_iterator: Iterator[dict[str, torch.Tensor]] | None, keys: list[str]
 ) -> dict[str, torch.Tensor]:
     """Return the next microbatch's ``keys`` on the device of every tensor parallel rank."""
-    if parallel_state.get_tensor_model_parallel_world_size() == 1:
-        sample = next(data_iterator)
-        return {key: sample[key].cuda(non_blocking=True) for key in keys}
-    integers = {}
-    dtypes = {"loss_mask": torch.float32, "cu_seqlens": torch.int32, "attention_mask": torch.bool}
+    sample: dict[str, torch.Tensor] = {}
     if parallel_state.get_tensor_model_parallel_rank() == 0:
+        assert data_iterator is not None, "no dataset was built for a chunk that reads data"
         sample = next(data_iterator)
-        integers = {key: sample[key].long() for key in keys}
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        return {key: sample[key].cuda(non_blocking=True) for key in keys}
+    # One message of one type, whose sizes the receivers need not know.
+    integers = {key: sample[key].long() for key in keys if sample}
     received = broadcast_data(keys, integers, torch.int64)
+    dtypes = {"loss_mask": torch.float32, "cu_seqlens": torch.int32, "attention_mask": torch.bool}
     return {key: value.to(dtypes.get(key, torch.int64)) for key, value in received.items()}

@@ -3,9 +3,9 @@
 A microbatch is a run of whole documents, in an order shuffled anew every epoch, that holds as many
 of them as fit into ``sequence_length`` tokens. It is as long as its documents, never padded to
 ``sequence_length``. What a microbatch holds follows from the random seed and its index alone: every
-pipeline stage, tensor parallel rank and model chunk that reads index ``i`` sees the same tokens, the
-batches do not depend on how the model is split, and a run resumed at a sample count goes on with
-exactly the microbatches that an uninterrupted run would have read.
+pipeline stage, tensor parallel rank and model chunk that reads index ``i`` sees the same tokens,
+the batches do not depend on how the model is split, and a run resumed at a sample count goes on
+with exactly the microbatches that an uninterrupted run would have read.
 """
 
 from dataclasses import dataclass
@@ -79,24 +79,24 @@ class PackedDocumentDataset(MegatronDataset):
 
     Items are dictionaries of one microbatch of ``tokens`` tokens in ``documents`` documents:
     ``tokens``, ``labels``, ``position_ids`` (int64) and ``loss_mask`` (float32), of shape
-    ``[tokens]``, and ``cu_seqlens`` (int32, ``[documents + 1]``), the documents' boundaries from 0 to
-    ``tokens``. Positions start at 0 in every document. A document's last token, which has nothing to
-    predict, and padding are masked out of the loss. A document longer than ``sequence_length`` is
-    split into chunks, each a document of its own for attention and positions; the last token of a
-    chunk still predicts the first of the next, so that every token of a document but its first is
-    predicted exactly once.
+    ``[tokens]``, and ``cu_seqlens`` (int32, ``[documents + 1]``), the documents' boundaries from 0
+    to ``tokens``. Positions start at 0 in every document. A document's last token, which has
+    nothing to predict, and padding are masked out of the loss. A document longer than
+    ``sequence_length`` is split into chunks, each a document of its own for attention and
+    positions; the last token of a chunk still predicts the first of the next, so that every token
+    of a document but its first is predicted exactly once.
 
     Args:
         dataset: The documents of all splits.
         dataset_path: Path prefix of ``dataset``, None for mock data.
         indices: Numbers of the documents of this split.
-        num_samples: Fewest microbatches to provide, in as many epochs as that takes; None for one
-            epoch.
+        num_samples: Fewest microbatches to provide, in as many epochs as that takes, none for 0;
+            None for one epoch.
         index_split: The split.
         config: Dataset options.
 
     Raises:
-        ValueError: The split holds no tokens.
+        ValueError: Microbatches are wanted of a split that holds no tokens.
     """
 
     config: PackedDocumentConfig
@@ -111,16 +111,18 @@ class PackedDocumentDataset(MegatronDataset):
         config: PackedDocumentConfig,
     ) -> None:
         super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
+        wanted = 1 if num_samples is None else num_samples
         self._pieces = self._split_documents()
-        if not len(self._pieces):
+        if wanted and not len(self._pieces):
             raise ValueError(
-                f"The {index_split.name} split of {dataset_path or 'the mock data'} holds no tokens: "
-                f"--split {config.split} gives it {len(indices)} documents. Choose another --split."
+                f"The {index_split.name} split of {dataset_path or 'the mock data'} holds no "
+                f"tokens in {len(indices)} documents: choose another --split than {config.split}, "
+                "or more data."
             )
         self._orders: list[numpy.ndarray] = []
         self._boundaries: list[numpy.ndarray] = []
         self._first_microbatches = [0]
-        while not self._orders or len(self) < (num_samples or 0):
+        while len(self) < wanted:
             self._pack_epoch()
 
     @staticmethod

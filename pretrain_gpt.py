@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -19,12 +20,22 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.parallel_state import get_tensor_model_parallel_rank
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import get_attr_wrapped_model
-from megatron.training import get_args, get_timers, get_tokenizer, pretrain
-from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
-from megatron.training.arguments import parse_and_validate_args
-from megatron.training.datasets.sft_dataset import SFTDataset
-from megatron.training.training import update_seqlen_stats_from_cu_seqlens
-from megatron.training.utils import get_blend_and_blend_per_split, is_last_rank
+
+try:
+    from megatron.training import get_args, get_timers, get_tokenizer, pretrain
+    from megatron.training.argument_utils import (
+        gpt_config_from_args,
+        pretrain_cfg_container_from_args,
+    )
+    from megatron.training.arguments import parse_and_validate_args
+    from megatron.training.datasets.sft_dataset import SFTDataset
+    from megatron.training.training import update_seqlen_stats_from_cu_seqlens
+    from megatron.training.utils import get_blend_and_blend_per_split, is_last_rank
+except ImportError as error:
+    raise ImportError(
+        "pretrain_gpt.py needs megatron.training as of base release 0.19; installed is "
+        f"megatron-core {version('megatron-core')}. Install the fork over its default base."
+    ) from error
 
 from gpt_arguments import (
     add_arguments,
@@ -63,19 +74,20 @@ class MicrobatchLengthLog:
 _microbatch_lengths = MicrobatchLengthLog()
 
 
-def loss_of_batch(loss_mask: torch.Tensor, token_losses: torch.Tensor) -> LossAndReport:
+def loss_of_batch(batch: GPTBatch, token_losses: torch.Tensor) -> LossAndReport:
     """Sum the losses of a microbatch's tokens; the last pipeline stage calls this.
 
     Args:
-        loss_mask: 1 where a token counts, else 0, ``[microbatch size, tokens]``.
-        token_losses: The model's output, of the same shape.
+        batch: The microbatch.
+        token_losses: The model's output, ``[microbatch size, tokens]``.
 
     Returns:
         The sum over the tokens that count; their number, an integer; and for the log that sum and
         number once more, from which the base takes the mean over all ranks and microbatches.
     """
     args = get_args()
-    mask = loss_mask.flatten().float()
+    assert batch.loss_mask is not None, "the last stage reads data"
+    mask = batch.loss_mask.flatten().float()
     loss = torch.sum(token_losses.flatten().float() * mask)
     number_of_tokens = mask.sum().detach().to(torch.int)
     if args.check_for_nan_in_loss_and_grad:
@@ -124,7 +136,7 @@ def forward_step(
     batch = read_batch(data_iterator, args, vp_stage)
     timers("batch-generator").stop()
     if model.training and batch.document_boundaries is not None:
-        _take_note_of_lengths(batch, model, args, vp_stage)
+        _take_note_of_lengths(batch.document_boundaries, model, args, vp_stage)
     run = model.build_schedule_plan if return_schedule_plan else model
     output = run(
         batch.tokens,
@@ -134,18 +146,18 @@ def forward_step(
         loss_mask=batch.loss_mask,
         packed_seq_params=batch.packed_seq_params,
     )
-    return output, partial(loss_of_batch, batch.loss_mask)
+    return output, partial(loss_of_batch, batch)
 
 
 def _take_note_of_lengths(
-    batch: GPTBatch, model: GPTModel, args: Namespace, vp_stage: int | None
+    boundaries: torch.Tensor, model: GPTModel, args: Namespace, vp_stage: int | None
 ) -> None:
     """Count a microbatch's tokens for the logged throughput, and print lengths if asked to."""
     if not vp_stage:
-        update_seqlen_stats_from_cu_seqlens(batch.document_boundaries)
+        update_seqlen_stats_from_cu_seqlens(boundaries)
     is_last_chunk = get_attr_wrapped_model(model, "post_process")
     if args.log_microbatch_lengths and is_last_chunk and is_last_rank():
-        _microbatch_lengths.add(batch.document_boundaries, args)
+        _microbatch_lengths.add(boundaries, args)
 
 
 def build_datasets(num_samples: list[int | None], vp_stage: int | None = None) -> list[Any]:
@@ -156,7 +168,7 @@ def build_datasets(num_samples: list[int | None], vp_stage: int | None = None) -
         vp_stage: Number of the model chunk on this rank, None without virtual stages.
 
     Returns:
-        The three datasets, each None where its split is empty or the chunk reads no data.
+        The three datasets, each None where nothing of it is wanted or the chunk reads no data.
     """
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)
@@ -202,13 +214,17 @@ def build_datasets(num_samples: list[int | None], vp_stage: int | None = None) -
     def is_built_on_rank() -> bool:
         return get_tensor_model_parallel_rank() == 0 and reads_data(args, vp_stage)
 
-    return BlendedMegatronDatasetBuilder(
+    datasets = BlendedMegatronDatasetBuilder(
         dataset_class, num_samples, is_built_on_rank, config
     ).build()
+    # A run without evaluation asks for no samples of a split; the base rejects an empty dataset.
+    return [
+        None if size == 0 else dataset for size, dataset in zip(num_samples, datasets, strict=True)
+    ]
 
 
 # The base otherwise calls it on tensor parallel rank 0 only, and the builder waits for all ranks.
-build_datasets.is_distributed = True
+build_datasets.is_distributed = True  # type: ignore[attr-defined]
 
 
 def _fixed_length_dataset_class(args: Namespace) -> type[GPTDataset] | type[SFTDataset]:

@@ -1,8 +1,8 @@
 """Run a CUDA-only training stack on a machine that has no GPU.
 
-Megatron assumes CUDA in some thirty places. With the emulation on, the real training loop, schedules,
-optimizer, datasets and checkpointing run on the CPU over gloo, several ranks on one machine. What is
-replaced is one table, :data:`tools.cpu_emulation.replacements.REPLACEMENTS`;
+Megatron assumes CUDA in some thirty places. With the emulation on, the real training loop,
+schedules, optimizer, datasets and checkpointing run on the CPU over gloo, several ranks on one
+machine. What is replaced is one table, :data:`tools.cpu_emulation.replacements.REPLACEMENTS`;
 ``python -m tools.cpu_emulation --list`` prints it.
 
 There are two ways to switch it on, and it is never on otherwise:
@@ -66,7 +66,7 @@ def enable() -> None:
 
 
 def enable_with_torch() -> None:
-    """Switch the emulation on as soon as this process imports torch; if it never does, not at all."""
+    """Switch the emulation on when this process imports torch; if it never does, not at all."""
     after_import("torch", enable)
 
 

@@ -47,5 +47,5 @@ class _CallBackAfterLoading(importlib.abc.MetaPathFinder):
                 load(module)
                 self._callback()
 
-            spec.loader.exec_module = load_and_call_back
+            spec.loader.exec_module = load_and_call_back  # type: ignore[method-assign]
         return spec

@@ -33,19 +33,19 @@ class Replacement:
 
     Attributes:
         module: Name of the module that holds what the row replaces.
-        names: Attributes of the module, dotted where they are a class's.
+        names: Attributes of the module, separated by spaces; dotted where they are a class's.
         effect: What they do under the emulation, in words.
         make: Takes an original and returns what stands in its place.
     """
 
     module: str
-    names: tuple[str, ...]
+    names: str
     effect: str
     make: Callable[[Any], Any]
 
     def apply(self) -> None:
         """Put the stand-ins in place; the module has been imported."""
-        for name in self.names:
+        for name in self.names.split():
             *owner_path, attribute = name.split(".")
             owner = functools.reduce(getattr, owner_path, sys.modules[self.module])
             setattr(owner, attribute, self.make(getattr(owner, attribute)))
@@ -61,7 +61,7 @@ def _returning(value: Any) -> Callable[[Any], Any]:
     return lambda original: lambda *args, **kwargs: value
 
 
-def _cuda_only(module: str, names: tuple[str, ...], remedy: str) -> Replacement:
+def _cuda_only(module: str, names: str, remedy: str) -> Replacement:
     """Return the row of something that no CPU can stand in for."""
 
     def make(original: Any) -> type:
@@ -84,9 +84,9 @@ def _refuse_cuda_initialization(original: Any) -> Callable[[], None]:
         # This one initializes CUDA only to reach the generators, which are replaced.
         if module != "megatron.core.tensor_parallel.random":
             raise CudaOnlyError(
-                f"{module}.{caller.f_code.co_name} (line {caller.f_lineno}) wants CUDA in a way that "
-                "the CPU emulation does not replace; python -m tools.cpu_emulation --list shows what "
-                "it does. Device arguments are replaced in the main thread only."
+                f"{module}.{caller.f_code.co_name} (line {caller.f_lineno}) wants CUDA in a way "
+                "that the CPU emulation does not replace; python -m tools.cpu_emulation --list "
+                "shows what it does. Device arguments are replaced in the main thread only."
             )
 
     return lazy_init
@@ -183,110 +183,95 @@ def _device_count() -> int:
     return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), _DEVICE.index + 1)
 
 
-_TENSOR_TYPES = tuple(
-    f"{kind}Tensor"
-    for kind in ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
+_TENSOR_TYPES = (
+    "FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor "
+    "LongTensor BoolTensor"
+)
+_MEMORY_FIGURES = (
+    "memory_allocated max_memory_allocated memory_reserved max_memory_reserved device_memory_used"
 )
 
 REPLACEMENTS: tuple[Replacement, ...] = (
-    Replacement("torch.cuda", ("is_available", "is_initialized"), "True", _returning(True)),
+    Replacement("torch.cuda", "is_available is_initialized", "True", _returning(True)),
     Replacement(
         "torch.cuda",
-        ("device_count",),
+        "device_count",
         "LOCAL_WORLD_SIZE: every rank of the machine has a device",
         _instead(_device_count),
     ),
-    Replacement("torch.cuda", ("set_device",), "remembers the index", _instead(_DEVICE.set)),
-    Replacement(
-        "torch.cuda", ("current_device",), "the index that was set", _instead(_DEVICE.get)
-    ),
+    Replacement("torch.cuda", "set_device", "remembers the index", _instead(_DEVICE.set)),
+    Replacement("torch.cuda", "current_device", "the index that was set", _instead(_DEVICE.get)),
     Replacement(
         "torch.cuda",
-        ("get_device_properties",),
+        "get_device_properties",
         "'CPU emulation', compute capability 0.0, the machine's memory",
         _instead(device_properties),
     ),
-    Replacement(
-        "torch.cuda", ("get_device_name",), "'CPU emulation'", _returning("CPU emulation")
-    ),
-    Replacement("torch.cuda", ("get_device_capability",), "(0, 0)", _returning((0, 0))),
+    Replacement("torch.cuda", "get_device_name", "'CPU emulation'", _returning("CPU emulation")),
+    Replacement("torch.cuda", "get_device_capability", "(0, 0)", _returning((0, 0))),
     Replacement(
         "torch.cuda",
-        ("synchronize", "empty_cache", "init", "set_stream", "reset_peak_memory_stats"),
+        "synchronize empty_cache init set_stream reset_peak_memory_stats",
         "nothing",
         _returning(None),
     ),
-    Replacement("torch.cuda.nvtx", ("range_push", "range_pop"), "nothing", _returning(None)),
-    Replacement("torch.cuda", ("is_current_stream_capturing",), "False", _returning(False)),
+    Replacement("torch.cuda.nvtx", "range_push range_pop", "nothing", _returning(None)),
+    Replacement("torch.cuda", "is_current_stream_capturing", "False", _returning(False)),
     Replacement(
-        "torch.cuda",
-        ("current_stream", "default_stream"),
-        "the one emulated stream",
-        _returning(_STREAM),
+        "torch.cuda", "current_stream default_stream", "the emulated stream", _returning(_STREAM)
     ),
     Replacement(
         "torch.cuda",
-        ("Stream", "ExternalStream"),
+        "Stream ExternalStream",
         "a stream whose work is always finished",
         _instead(EmulatedStream),
     ),
     Replacement(
         "torch.cuda",
-        ("Event",),
+        "Event",
         "an event that has happened once it is recorded, and measures host time",
         _instead(EmulatedEvent),
     ),
     Replacement(
         "torch.cuda",
-        ("stream", "device"),
+        "stream device",
         "a context that changes nothing",
         _returning(contextlib.nullcontext()),
     ),
+    Replacement("torch.cuda", _MEMORY_FIGURES, "0", _returning(0)),
     Replacement(
         "torch.cuda",
-        (
-            "memory_allocated",
-            "max_memory_allocated",
-            "memory_reserved",
-            "max_memory_reserved",
-            "device_memory_used",
-        ),
-        "0",
-        _returning(0),
-    ),
-    Replacement(
-        "torch.cuda",
-        ("memory_stats",),
+        "memory_stats",
         "0 for every statistic",
         _returning(collections.defaultdict(int)),
     ),
     Replacement(
         "torch.cuda",
-        ("get_rng_state", "random.get_rng_state"),
+        "get_rng_state random.get_rng_state",
         "the state of the CPU's generator",
         _instead(lambda device="cuda": torch.get_rng_state()),
     ),
     Replacement(
         "torch.cuda",
-        ("set_rng_state", "random.set_rng_state"),
+        "set_rng_state random.set_rng_state",
         "sets the state of the CPU's generator",
         _instead(lambda new_state, device="cuda": torch.set_rng_state(new_state)),
     ),
     Replacement(
         "torch.cuda",
-        ("manual_seed", "manual_seed_all"),
+        "manual_seed manual_seed_all",
         "seeds the CPU's generator",
         _instead(torch.default_generator.manual_seed),
     ),
     Replacement(
         "torch.cuda",
-        ("default_generators",),
+        "default_generators",
         "the CPU's generator at every index",
         _instead(SameForEveryIndex(torch.default_generator)),
     ),
     Replacement(
         "torch.cuda",
-        ("_lazy_call",),
+        "_lazy_call",
         "calls back at once",
         _instead(lambda callback, **kwargs: callback()),
     ),
@@ -298,60 +283,55 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         "torch.cuda",
-        ("_lazy_init",),
+        "_lazy_init",
         "an error that names the function that reached for CUDA past this table",
         _refuse_cuda_initialization,
     ),
     Replacement(
         "torch.distributed",
-        ("init_process_group", "new_group"),
+        "init_process_group new_group",
         "a backend that names nccl becomes gloo; device_id and NCCL's options are dropped",
         _on_gloo,
     ),
-    Replacement(
-        "torch.distributed", ("barrier",), "device_ids is dropped", _without("device_ids")
-    ),
+    Replacement("torch.distributed", "barrier", "device_ids is dropped", _without("device_ids")),
     Replacement(
         "torch.distributed",
-        ("all_to_all_single",),
+        "all_to_all_single",
         "split sizes may be tensors: the base turns them into numbers only if they are CUDA's",
         _split_sizes_as_lists,
     ),
     Replacement(
-        "torch.utils.data",
-        ("DataLoader.__init__",),
-        "pin_memory is dropped",
-        _without("pin_memory"),
+        "torch.utils.data", "DataLoader.__init__", "pin_memory is dropped", _without("pin_memory")
     ),
     Replacement(
         "megatron.core.transformer.torch_norm",
-        ("WrappedTorchNorm.__new__",),
+        "WrappedTorchNorm.__new__",
         "torch's norms also serve sequence parallelism, as Apex's fused ones do on a GPU",
         _allow_sequence_parallel_norm,
     ),
     Replacement(
         "megatron.core.optimizer.distrib_optimizer",
-        ("DistributedOptimizer.state_dict",),
+        "DistributedOptimizer.state_dict",
         "torch's Adam is at step 0 before its first step, as fused ones are on a GPU",
         _start_at_step_zero,
     ),
     Replacement(
         "megatron.core.optimizer.distrib_optimizer",
-        ("DistributedOptimizer.load_state_dict",),
+        "DistributedOptimizer.load_state_dict",
         "torch's Adam gets the step count that was saved, as fused ones do on a GPU",
         _load_own_step_counts,
     ),
-    _cuda_only("torch.cuda", ("CUDAGraph", "graph", "graph_pool_handle"), "--cuda-graph-impl none"),
-    _cuda_only("torch.cuda", ("MemPool", "use_mem_pool"), "leave out --use-nccl-ub"),
-    _cuda_only("torch.cuda", ("cudart",), "leave out --profile"),
+    _cuda_only("torch.cuda", "CUDAGraph graph graph_pool_handle", "--cuda-graph-impl none"),
+    _cuda_only("torch.cuda", "MemPool use_mem_pool", "leave out --use-nccl-ub"),
+    _cuda_only("torch.cuda", "cudart", "leave out --profile"),
     _cuda_only(
         "megatron.core.fusions.fused_softmax",
-        ("FusedScaleMaskSoftmax.forward_fused_softmax",),
+        "FusedScaleMaskSoftmax.forward_fused_softmax",
         "--no-masked-softmax-fusion",
     ),
     _cuda_only(
         "triton.runtime.jit",
-        ("JITFunction.run",),
+        "JITFunction.run",
         "leave out the flag that chose this Triton kernel, or give its --no-... form",
     ),
 )
@@ -360,17 +340,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
 def markdown_table() -> str:
     """Return everything that the emulation replaces as a Markdown table, from the tables in use."""
     rows = [
-        (", ".join(f"`{row.module}.{name}`" for name in row.names), row.effect)
+        (", ".join(f"`{row.module}.{name}`" for name in row.names.split()), row.effect)
         for row in REPLACEMENTS
     ]
     rows += [
         (f"`torch.Tensor.{method.__name__}`", effect)
         for method, (effect, _) in TENSOR_METHODS.items()
     ]
-    rows += [
-        (f"`{name}=` of any torch function", effect)
-        for name, effect in ARGUMENTS.items()
-    ]
+    rows += [(f"`{name}=` of any torch function", effect) for name, effect in ARGUMENTS.items()]
     rows.append(("`TORCHDYNAMO_DISABLE`", "1: `torch.compile` returns what it is given"))
     lines = [f"| {names} | {effect} |" for names, effect in rows]
     return "\n".join(["| Replaced | What happens instead |", "|---|---|", *lines])

@@ -120,7 +120,8 @@ def _do_nothing(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return tensor.to(*(CPU if names_cuda_device(value) else value for value in args), **kwargs)
+    on_cpu: list[Any] = [CPU if names_cuda_device(value) else value for value in args]
+    return tensor.to(*on_cpu, **kwargs)
 
 
 def _type(tensor: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:

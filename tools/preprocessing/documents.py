@@ -19,7 +19,7 @@ INPUT_FORMATS = ("auto", "text", "jsonl")
 _EXCERPT_LENGTH = 80
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InputFile:
     """A file to read.
 
@@ -37,7 +37,7 @@ class InputFile:
         return self.path.suffix == ".gz"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Record:
     """One document as it stands in its file, not decoded yet: workers do that.
 

@@ -1,22 +1,30 @@
-"""Turns documents into token ids, in worker processes and in the order of the documents."""
+"""Turns documents into token ids, in worker processes and in the order of the documents.
+
+Each worker has a pipe of its own, and batches go to the workers in turn. A pool with shared queues
+(``concurrent.futures`` has one) hangs when a worker is killed while it writes a result: the others
+keep the queue open, so the reader waits for ever for the rest of the message. Here the end of a
+worker closes its pipe, and the end of the main process closes them all.
+"""
 
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING
 
 import numpy
 import numpy.typing
 
 from tools.preprocessing.documents import Record
-from tools.preprocessing.errors import WorkerError
+from tools.preprocessing.errors import InputError, WorkerError
 from tools.preprocessing.tokenizer import TextEncoder
 
 if TYPE_CHECKING:
@@ -27,7 +35,7 @@ _BATCH_RECORDS = 512
 _BATCHES_IN_FLIGHT_PER_WORKER = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EncodedText:
     """The tokens of one document under one key.
 
@@ -41,7 +49,7 @@ class EncodedText:
     lengths: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EncodedDocument:
     """A document ready to be written.
 
@@ -104,7 +112,7 @@ def encode_in_order(
 
     Args:
         encoder: What is done to each document.
-        records: The documents; read in the calling process.
+        records: The documents; read in the calling process, which must be in its main thread.
         workers: Number of worker processes; with 1, the calling process does the work itself.
 
     Raises:
@@ -114,30 +122,16 @@ def encode_in_order(
     if workers == 1:
         yield from map(encoder.encode, records)
         return
-    # "spawn" because the calling process has threads by now, with which forking is not safe.
-    pool = ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_initialize_worker,
-        initargs=(encoder,),
-    )
-    in_flight: deque[Future[list[EncodedDocument]]] = deque()
-    try:
-        for batch in _batches(records):
-            # The pool starts the workers here, and they inherit that Ctrl-C does not reach them.
-            with _interrupts_deferred():
-                in_flight.append(pool.submit(_encode_batch, batch))
-            if len(in_flight) >= workers * _BATCHES_IN_FLIGHT_PER_WORKER:
-                yield from in_flight.popleft().result()
+    with _workers(encoder, workers) as pipes:
+        in_flight: deque[Connection] = deque()
+        for number, batch in enumerate(_batches(records)):
+            if len(in_flight) == workers * _BATCHES_IN_FLIGHT_PER_WORKER:
+                yield from _receive(in_flight.popleft())
+            pipe = pipes[number % workers]
+            _send(pipe, batch)
+            in_flight.append(pipe)
         while in_flight:
-            yield from in_flight.popleft().result()
-    except BrokenProcessPool:
-        raise WorkerError(
-            "a worker process died (killed, or the machine ran out of memory); "
-            "try again with fewer --workers"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+            yield from _receive(in_flight.popleft())
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
@@ -154,8 +148,33 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 @contextmanager
+def _workers(encoder: DocumentEncoder, count: int) -> Iterator[list[Connection]]:
+    """Start workers and hand out the pipes to them; end them with the block."""
+    # "spawn" because the calling process has threads by now, with which forking is not safe.
+    context = multiprocessing.get_context("spawn")
+    # Started beforehand because starting it, which the first worker would, lets interrupts in.
+    resource_tracker.ensure_running()
+    processes: list[SpawnProcess] = []
+    pipes: list[Connection] = []
+    try:
+        for _ in range(count):
+            pipe, workers_end = context.Pipe()
+            pipes.append(pipe)
+            with workers_end, _interrupts_deferred():
+                process = context.Process(target=_work, args=(encoder, workers_end), daemon=True)
+                process.start()
+                processes.append(process)
+        yield pipes
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for process in processes:
+            process.join()
+
+
+@contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Hold SIGINT back until the end of the block, in this thread and in what it starts meanwhile.
+    """Hold SIGINT back until the end of the block, and for good in processes started meanwhile.
 
     Ctrl-C reaches the whole process group, but the main process alone decides what it means; a
     worker that only begins to ignore it would print a traceback when hit before that.
@@ -167,24 +186,55 @@ def _interrupts_deferred() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_worker_encoder: DocumentEncoder | None = None
-"""The encoder of this process where it is a worker."""
+def _send(pipe: Connection, batch: list[Record]) -> None:
+    try:
+        pipe.send(batch)
+    except ConnectionError:
+        raise _worker_died() from None
 
 
-def _initialize_worker(encoder: DocumentEncoder) -> None:
-    global _worker_encoder
-    _worker_encoder = encoder
-    threading.Thread(target=_exit_after_parent, daemon=True).start()
+def _receive(pipe: Connection) -> list[EncodedDocument]:
+    try:
+        answer: list[EncodedDocument] | InputError = pipe.recv()
+    except (EOFError, ConnectionError):
+        raise _worker_died() from None
+    if isinstance(answer, InputError):
+        raise answer
+    return answer
 
 
-def _exit_after_parent() -> None:
-    """End this worker when the main process is gone; a killed one cannot tell its workers."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "runs in workers only"
-    parent.join()
-    os._exit(1)
+def _worker_died() -> WorkerError:
+    return WorkerError(
+        "a worker process died (killed, or the machine ran out of memory); "
+        "try again with fewer --workers"
+    )
 
 
-def _encode_batch(records: list[Record]) -> list[EncodedDocument]:
-    assert _worker_encoder is not None, "the pool initializes every worker"
-    return [_worker_encoder.encode(record) for record in records]
+def _work(encoder: DocumentEncoder, pipe: Connection) -> None:
+    """Answer each batch that comes through the pipe, until the main process closes it."""
+    batches: queue.SimpleQueue[list[Record]] = queue.SimpleQueue()
+    threading.Thread(target=_take_in, args=(pipe, batches), daemon=True).start()
+    while True:
+        batch = batches.get()
+        answer: list[EncodedDocument] | InputError
+        try:
+            answer = [encoder.encode(record) for record in batch]
+        except InputError as error:
+            answer = error
+        try:
+            pipe.send(answer)
+        except ConnectionError:
+            return
+
+
+def _take_in(pipe: Connection, batches: "queue.SimpleQueue[list[Record]]") -> None:
+    """Read batches as they come, and end this process when the main one closes the pipe or ends.
+
+    In a thread of its own so that the main process is never kept waiting by a worker that itself
+    waits for its answer to be read.
+    """
+    try:
+        while True:
+            batches.put(pipe.recv())
+    except (EOFError, ConnectionError):
+        os._exit(0)

@@ -281,7 +281,8 @@ def create_even_odd_groups(
 
     Raises:
         RuntimeError: A rank did not arrive in time or has another plan. Names the global ranks.
-        ValueError: The environment variable for the deadline is not a positive number.
+        ValueError: ``pp_group`` is over none of ``pipelines``, or the environment variable for the
+            deadline is not a positive number.
     """
     ranks = tuple(dist.get_process_group_ranks(pp_group))
     if not _needs_groups(len(ranks), backend):
@@ -289,6 +290,11 @@ def create_even_odd_groups(
     with _StartUp([rank for pipeline in pipelines for rank in pipeline], timeout) as start_up:
         digest = hashlib.sha256(json.dumps(list(map(list, pipelines))).encode()).hexdigest()
         plan = {"pipelines": len(pipelines), "sha256 of their ranks": digest, "use_gloo": use_gloo}
+        if set(ranks) not in map(set, pipelines):
+            raise ValueError(
+                f"pp_group has the global ranks {list(ranks)}, which is none of the pipelines "
+                f"{list(map(list, pipelines))}; pass the group that the calling rank is in"
+            )
         start_up.agree("the creation of the even/odd groups", plan)
         is_fake = dist.get_backend() == "fake"
         use_gloo = use_gloo and not is_fake
@@ -303,7 +309,7 @@ def create_even_odd_groups(
                     )
                 else:
                     shapes = _create_channels(pipeline, "SHAPES", backend, nccl_options, timeout)
-                if pipeline == ranks:
+                if set(pipeline) == set(ranks):
                     groups = EvenOddGroups(
                         ranks=ranks,
                         pp_group=pp_group,

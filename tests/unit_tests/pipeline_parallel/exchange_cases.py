@@ -90,23 +90,28 @@ class Stage:
     @property
     def index(self) -> int:
         """Position of this stage."""
-        return self.communicator.current_stage
+        return self.communicator.pp_group.rank()
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of the pipeline."""
+        return self.communicator.pp_group.size()
 
     @property
     def is_first(self) -> bool:
         """Whether nothing lies before this stage."""
-        return not self.is_ring and self.communicator.is_pp_first_stage
+        return not self.is_ring and self.index == 0
 
     @property
     def is_last(self) -> bool:
         """Whether nothing lies behind this stage."""
-        return not self.is_ring and self.communicator.is_pp_last_stage
+        return not self.is_ring and self.index == self.num_stages - 1
 
     def message(self, direction: int, sender_offset: int = 0, item: int = 0) -> Message:
         """Returns the message that the stage at ``sender_offset`` from this one sends."""
         return Message(
             pipeline=dist.get_global_rank(self.communicator.pp_group, 0),
-            sender=(self.index + sender_offset) % self.communicator.total_stages,
+            sender=(self.index + sender_offset) % self.num_stages,
             direction=direction,
             microbatch=self.microbatch,
             item=item,
@@ -325,15 +330,25 @@ def run_exchanges(
     Returns:
         The problems that this rank saw, one line each.
     """
-    problems = []
     with model_parallel_groups(pipeline_size, virtual_size=2) as group:
-        for name, (exchange, is_ring) in exchanges_of(transport).items():
-            for dtype in DTYPES:
-                communicator = _communicator(group, transport, dtype, is_variable)
-                for tensor_rank in tensor_ranks:
-                    label = f"{name}, {dtype}, {tensor_rank} dimensions"
-                    stage = Stage(communicator, dtype, tensor_rank, is_variable, 0, is_ring)
-                    problems += _run_exchange(label, exchange, stage)
+        return exchange_on(group, transport, is_variable, tensor_ranks)
+
+
+def exchange_on(
+    group: dist.ProcessGroup,
+    transport: str,
+    is_variable: bool,
+    tensor_ranks: tuple[int, ...] = TENSOR_RANKS,
+) -> list[str]:
+    """Runs every exchange on a given pipeline group; see ``run_exchanges``."""
+    problems = []
+    for name, (exchange, is_ring) in exchanges_of(transport).items():
+        for dtype in DTYPES:
+            communicator = _communicator(group, transport, dtype, is_variable)
+            for tensor_rank in tensor_ranks:
+                label = f"{name}, {dtype}, {tensor_rank} dimensions"
+                stage = Stage(communicator, dtype, tensor_rank, is_variable, 0, is_ring)
+                problems += _run_exchange(label, exchange, stage)
     return problems
 
 

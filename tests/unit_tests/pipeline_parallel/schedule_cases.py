@@ -33,12 +33,15 @@ class Step:
         is_variable: Whether the microbatches have different lengths, as with packing.
         is_forward_only: Whether there is no backward pass.
         group_size: Microbatches that a model chunk takes in a row; ``None`` for one per stage.
+        frees_outputs: Whether the schedule frees an activation as soon as it believes it sent, as
+            in training. Where it does not, it never asks whether the last one has left.
     """
 
     num_microbatches: int
     is_variable: bool
     is_forward_only: bool = False
     group_size: int | None = None
+    frees_outputs: bool = True
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,7 @@ def _config(
         batch_p2p_comm=transport == "batched",
         overlap_p2p_comm=transport in OVERLAPPED_TRANSPORTS,
         overlap_p2p_comm_warmup_flush=transport == OVERLAPPED_TRANSPORTS[1],
-        # As in training: what was sent is freed as soon as the schedule believes it has left.
-        deallocate_pipeline_outputs=True,
+        deallocate_pipeline_outputs=step.frees_outputs,
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from unittest import mock
 
+import pytest
+import torch
 import torch.distributed as dist
 
 from megatron.core import parallel_state

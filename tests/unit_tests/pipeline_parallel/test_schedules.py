@@ -22,6 +22,10 @@ def _steps(pipeline_size: int, chunks_per_rank: int) -> tuple[Step, ...]:
             # Chunks that take more microbatches in a row than there are stages buffer receives.
             group_size = pipeline_size + 1
             steps.append(Step(2 * group_size, is_variable, group_size=group_size))
+        steps += [
+            Step(pipeline_size, is_variable, is_forward_only, frees_outputs=False)
+            for is_forward_only in (False, True)
+        ]
     return tuple(steps)
 
 

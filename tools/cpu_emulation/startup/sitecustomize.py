@@ -1,7 +1,7 @@
 """Switches the CPU emulation on in a process started with ``tools.cpu_emulation.environment()``.
 
-Python imports the first ``sitecustomize`` on its path when it starts. This one hands over to the one
-that it hides.
+Python imports the first ``sitecustomize`` on its path when it starts. This one hands over to the
+one that it hides.
 """
 
 import importlib.machinery
@@ -19,6 +19,8 @@ def _load_emulation():
     spec = importlib.util.spec_from_file_location(
         "tools.cpu_emulation", package / "__init__.py", submodule_search_locations=[str(package)]
     )
+    assert spec is not None
+    assert spec.loader is not None
     emulation = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(emulation)
     return emulation

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Trains a small GPT on the standard library's sources with PP=4 x VPP=2 and packed documents of
+# varying lengths: on 4 GPUs where there are 4, else on the CPU under the CUDA emulation.
+# Usage: examples/demo/train.sh WORK_FOLDER   (with the fork's environment active)
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+work=${1:?usage: examples/demo/train.sh WORK_FOLDER}
+mkdir -p "$work"
+
+if [ ! -e "$work/stdlib_text_document.idx" ]; then
+    python examples/demo/definitions.py >"$work/stdlib.jsonl"
+    python tools/preprocess_data.py --input "$work/stdlib.jsonl" \
+        --train-tokenizer --vocab-size 4096 --append-eod --workers 2 \
+        --output-prefix "$work/stdlib" --overwrite
+fi
+
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+if [ "$gpus" -ge 4 ]; then
+    launch=()
+else
+    launch=(python -m tools.cpu_emulation)
+    # The ranks share this machine: the loopback will do, and threads would only compete.
+    export GLOO_SOCKET_IFNAME=lo
+fi
+export OMP_NUM_THREADS=1 CUDA_DEVICE_MAX_CONNECTIONS=1 NO_VCS_VERSION=1 PYTHONWARNINGS=ignore
+
+"${launch[@]}" python -m torch.distributed.run --standalone --nproc-per-node 4 pretrain_gpt.py \
+    --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 \
+    --num-layers 8 --hidden-size 128 --num-attention-heads 4 \
+    --seq-length 256 --max-position-embeddings 256 \
+    --micro-batch-size 1 --global-batch-size 8 --train-iters 60 \
+    --variable-seq-lengths --log-microbatch-lengths \
+    --data-path "$work/stdlib_text_document" --split 100,0,0 \
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$work/stdlib_tokenizer" \
+    --transformer-impl local --no-persist-layer-norm --no-masked-softmax-fusion \
+    --no-bias-gelu-fusion --no-bias-dropout-fusion --no-gradient-accumulation-fusion \
+    --lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 5 --eval-iters 0 --eval-interval 60 --log-interval 5 \
+    2>&1 | tee "$work/train.log" | grep --line-buffered -E '^ *(\[.*\])? *iteration +[0-9]+/|tokens in documents|Error:'
+
+python examples/demo/summary.py "$work/train.log"
