@@ -55,9 +55,7 @@ def strict_rendezvous(coalesces: bool) -> Iterator[None]:
         starts = [(strict_or_real(op.op), op.tensor, op.peer, op.group) for op in operations]
         if coalesces and operations[0].group not in streams.host_groups:
             return [streams.of(operations[0].group).post(starts)]
-        return [
-            strict[real.__name__](tensor, peer, group) for real, tensor, peer, group in starts
-        ]
+        return [strict[real.__name__](tensor, peer, group) for real, tensor, peer, group in starts]
 
     def strict_or_real(function: Any) -> Callable[..., Any]:
         return post["isend"] if function in (post["isend"], strict["isend"]) else post["irecv"]

@@ -24,6 +24,7 @@ from .stand_ins import (
     EmulatedStream,
     SameForEveryIndex,
     device_properties,
+    memory_info,
 )
 
 
@@ -48,7 +49,9 @@ class Replacement:
         for name in self.names.split():
             *owner_path, attribute = name.split(".")
             owner = functools.reduce(getattr, owner_path, sys.modules[self.module])
-            setattr(owner, attribute, self.make(getattr(owner, attribute)))
+            # Not every supported version of torch has all of them.
+            if hasattr(owner, attribute):
+                setattr(owner, attribute, self.make(getattr(owner, attribute)))
 
 
 def _instead(value: Any) -> Callable[[Any], Any]:
@@ -75,6 +78,16 @@ def _cuda_only(module: str, names: str, remedy: str) -> Replacement:
         return CudaOnly
 
     return Replacement(module, names, f"an error that says: {remedy}", make)
+
+
+def _refuse_kernel(original: Any) -> Callable[..., None]:
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise CudaOnlyError(
+            f"The Triton kernel {self.fn.__module__}.{self.fn.__name__} works on a GPU only. Under "
+            "the CPU emulation leave out the flag that chose it, or give that flag's --no-... form."
+        )
+
+    return run
 
 
 def _refuse_cuda_initialization(original: Any) -> Callable[[], None]:
@@ -184,8 +197,8 @@ def _device_count() -> int:
 
 
 _TENSOR_TYPES = (
-    "FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor "
-    "LongTensor BoolTensor"
+    "FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor "
+    "IntTensor LongTensor BoolTensor"
 )
 _MEMORY_FIGURES = (
     "memory_allocated max_memory_allocated memory_reserved max_memory_reserved device_memory_used"
@@ -215,6 +228,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "nothing",
         _returning(None),
     ),
+    Replacement("torch", "Tensor.record_stream", "nothing", _returning(None)),
     Replacement("torch.cuda.nvtx", "range_push range_pop", "nothing", _returning(None)),
     Replacement("torch.cuda", "is_current_stream_capturing", "False", _returning(False)),
     Replacement(
@@ -239,6 +253,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         _returning(contextlib.nullcontext()),
     ),
     Replacement("torch.cuda", _MEMORY_FIGURES, "0", _returning(0)),
+    Replacement("torch.cuda", "mem_get_info", "the machine's memory", _instead(memory_info)),
     Replacement(
         "torch.cuda",
         "memory_stats",
@@ -329,10 +344,11 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "FusedScaleMaskSoftmax.forward_fused_softmax",
         "--no-masked-softmax-fusion",
     ),
-    _cuda_only(
+    Replacement(
         "triton.runtime.jit",
         "JITFunction.run",
-        "leave out the flag that chose this Triton kernel, or give its --no-... form",
+        "an error that names the Triton kernel",
+        _refuse_kernel,
     ),
 )
 

@@ -115,10 +115,6 @@ def _return_itself(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Ten
     return tensor
 
 
-def _do_nothing(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    return None
-
-
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     on_cpu: list[Any] = [CPU if names_cuda_device(value) else value for value in args]
     return tensor.to(*on_cpu, **kwargs)
@@ -135,7 +131,6 @@ def _type(tensor: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
 TENSOR_METHODS: dict[Callable[..., Any], tuple[str, Callable[..., Any]]] = {
     torch.Tensor.cuda: ("the tensor itself, not a copy", _return_itself),
     torch.Tensor.pin_memory: ("the tensor itself", _return_itself),
-    torch.Tensor.record_stream: ("nothing", _do_nothing),
     torch.Tensor.to: ("a CUDA device, by name or index, means the CPU", _to),
     torch.Tensor.type: ("type names have the prefix torch.cuda, asked or given", _type),
 }
@@ -175,5 +170,11 @@ def device_properties(device: Any = None) -> types.SimpleNamespace:
         major=0,
         minor=0,
         multi_processor_count=1,
-        total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        total_memory=memory_info()[1],
     )
+
+
+def memory_info(device: Any = None) -> tuple[int, int]:
+    """Return the free bytes of the machine's memory, and all of them."""
+    page_size = os.sysconf("SC_PAGE_SIZE")
+    return page_size * os.sysconf("SC_AVPHYS_PAGES"), page_size * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,49 @@
+# make demo: train on real text here. make test: the whole CPU suite. Both set everything up first.
+
+PYTHON ?= $(shell tools/find_python.sh)
+VENV := .venv
+RUN := $(VENV)/bin/python
+PACKAGE_FILES := $(shell find megatron build_backend base -type f -not -name '*.pyc') pyproject.toml LICENSE NOTICE
+
+export GLOO_SOCKET_IFNAME ?= lo
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.PHONY: install develop demo test lint bench clean
+
+install: $(VENV)/installed-fork
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed-requirements: tests/requirements.txt | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --requirement tests/requirements.txt
+	touch $@
+
+$(VENV)/installed-fork: $(PACKAGE_FILES) | $(VENV)/installed-requirements
+	$(RUN) -m pip install --quiet --force-reinstall --no-deps .
+	touch $@
+
+# Edits of the fork's files are live; of grafts and new files only after another `make develop`.
+develop: $(VENV)/installed-requirements
+	$(RUN) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(VENV)/installed-fork
+
+demo: install
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" examples/demo/train.sh build/demo
+
+test: install
+	$(RUN) -m pytest
+
+lint: install
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy megatron build_backend tools pretrain_gpt.py examples/demo
+
+bench: install
+	$(RUN) -m tests.benchmarks.pipeline_step
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
