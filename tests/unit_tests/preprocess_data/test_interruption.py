@@ -6,10 +6,17 @@ its work, for certain, once the pipe is full.
 
 import json
 import os
+import re
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
+
+from tools.preprocessing.documents import Record
+from tools.preprocessing.encoding import DocumentEncoder, encode_in_order
+from tools.preprocessing.errors import WorkerError
+from tools.preprocessing.tokenizer import load_tokenizer
 
 DOCUMENTS = 20_000
 
@@ -42,6 +49,12 @@ def stalled(corpus, output, start_tool, tokenizer_folder):
     workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
     assert len(workers) == 2
     return process, workers
+
+
+def _ignores_interrupts(process):
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    blocked = int(re.search(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE)[1], base=16)
+    return bool(blocked >> (signal.SIGINT - 1) & 1)
 
 
 def _visible(folder):
@@ -78,6 +91,7 @@ def test_a_killed_run_leaves_no_visible_output_and_no_workers(
 )
 def test_a_stopped_run_cleans_up(stalled, output, number, status, message):
     process, workers = stalled
+    assert all(_ignores_interrupts(worker) for worker in workers)
     # To the whole group, as a terminal's Ctrl-C and a batch system's end of the job go.
     os.killpg(process.pid, number)
     _, stderr = process.communicate()
@@ -97,3 +111,20 @@ def test_a_dead_worker_ends_the_run(stalled, output):
     assert "error: a worker process died" in stderr.splitlines()[-1]
     assert "Traceback" not in stderr
     assert list(output.iterdir()) == []
+
+
+def test_a_worker_that_dies_while_it_answers_is_noticed(tokenizer_folder):
+    tokenizer = load_tokenizer(
+        str(tokenizer_folder / "tokenizer.json"), add_special_tokens=True, trust_remote_code=False
+    )
+    encoder = DocumentEncoder(["text"], tokenizer.encoder, None, None)
+    before = set(psutil.Process().children())
+    # The second answer fits no buffer of the pipe, so it is unfinished when its writer is killed.
+    texts = [b"import email\n" * 20_000, b"import email\n" * 200_000]
+    documents = encode_in_order(encoder, [Record(text, "file", None) for text in texts], 2)
+    next(documents)
+    for process in set(psutil.Process().children()) - before:
+        if "spawn_main" in " ".join(process.cmdline()):
+            process.kill()
+    with pytest.raises(WorkerError, match="a worker process died"):
+        next(documents)
