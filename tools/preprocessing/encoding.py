@@ -189,14 +189,14 @@ def _interrupts_deferred() -> Iterator[None]:
 def _send(pipe: Connection, batch: list[Record]) -> None:
     try:
         pipe.send(batch)
-    except ConnectionError:
+    except OSError:
         raise _worker_died() from None
 
 
 def _receive(pipe: Connection) -> list[EncodedDocument]:
     try:
         answer: list[EncodedDocument] | InputError = pipe.recv()
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):
         raise _worker_died() from None
     if isinstance(answer, InputError):
         raise answer
@@ -223,7 +223,7 @@ def _work(encoder: DocumentEncoder, pipe: Connection) -> None:
             answer = error
         try:
             pipe.send(answer)
-        except ConnectionError:
+        except OSError:
             return
 
 
@@ -236,5 +236,5 @@ def _take_in(pipe: Connection, batches: "queue.SimpleQueue[list[Record]]") -> No
     try:
         while True:
             batches.put(pipe.recv())
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):
         os._exit(0)

@@ -4,6 +4,7 @@ The tool logs every document to a pipe that nobody reads, so each run stands sti
 its work, for certain, once the pipe is full.
 """
 
+import inspect
 import json
 import os
 import re
@@ -119,10 +120,13 @@ def test_a_worker_that_dies_while_it_answers_is_noticed(tokenizer_folder):
     )
     encoder = DocumentEncoder(["text"], tokenizer.encoder, None, None)
     before = set(psutil.Process().children())
-    # The second answer fits no buffer of the pipe, so it is unfinished when its writer is killed.
-    texts = [b"import email\n" * 20_000, b"import email\n" * 200_000]
+    # Each text is a batch of its own. The second answer fits no buffer of the pipe, so once it has
+    # begun it is unfinished for as long as nobody reads it.
+    texts = [b"import email\n" * 30_000, b"import email\n" * 200_000]
     documents = encode_in_order(encoder, [Record(text, "file", None) for text in texts], 2)
     next(documents)
+    [pipe] = inspect.getgeneratorlocals(documents)["in_flight"]
+    assert pipe.poll(timeout=60)
     for process in set(psutil.Process().children()) - before:
         if "spawn_main" in " ".join(process.cmdline()):
             process.kill()
