@@ -14,6 +14,8 @@ from tests.harness.worker_pool import WorkerPool
 SCRIPT = Path(__file__).parents[2] / "pretrain_gpt.py"
 
 _DEADLINE_S = 180.0
+# Saving a checkpoint is done by further processes, for which the ranks wait.
+_STALL_S = 60.0
 _LOG_TAIL_LINES = 30
 _LOSS = re.compile(r" iteration +\d+/ +\d+ \|.* lm loss: (\S+) \|")
 _MICROBATCHES = re.compile(r" iteration +\d+ tokens in documents: (.*)")
@@ -60,6 +62,7 @@ def train(
         arguments={"flags": list(flags), "log_folder": log_folder},
         environment=environment,
         deadline_s=_DEADLINE_S,
+        stall_s=_STALL_S,
     )
     log = _log(log_folder, ranks - 1).read_text()
     if len(outcome.with_status("returned")) < ranks:

@@ -22,7 +22,7 @@ import itertools
 import json
 import os
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -92,22 +92,6 @@ def _channels(num_stages: int) -> list[Channel]:
 
 
 @dataclasses.dataclass
-class ShapeSend:
-    """A shape message on its way to a neighbour.
-
-    Attributes:
-        role: The role that sent it.
-        request: Its work object.
-        data_request: The transfer that follows it on the link. The receiver posts its part only
-            once it has the shape, so the message has arrived when the transfer is completed.
-    """
-
-    role: Role
-    request: dist.Work
-    data_request: dist.Work | None = None
-
-
-@dataclasses.dataclass
 class EvenOddGroups:
     """The process groups that this rank uses in one pipeline.
 
@@ -121,8 +105,7 @@ class EvenOddGroups:
         timeout: How long the host waits for a shape message; zero for the timeout of the group.
         is_dedicated: Whether the groups were made for this pipeline. Else every channel is served
             by a group of the caller's.
-        shape_sends: Host messages that may still be on their way. Gloo loses a message whose work
-            object is dropped before it is received.
+        sends_in_flight: By role, work objects of sends that may not have arrived yet.
         is_batch_obstacle_reported: Whether the user was told that a requested batch is none.
     """
 
@@ -134,7 +117,9 @@ class EvenOddGroups:
     post_order: tuple[Role, ...]
     timeout: timedelta
     is_dedicated: bool
-    shape_sends: deque[ShapeSend] = dataclasses.field(default_factory=deque)
+    sends_in_flight: defaultdict[Role, list[dist.Work]] = dataclasses.field(
+        default_factory=lambda: defaultdict(list)
+    )
     is_batch_obstacle_reported: bool = False
 
     @property
@@ -157,20 +142,20 @@ class EvenOddGroups:
             self.is_dedicated and self.pp_group in distributed_c10d._world.pg_map
         )
 
-    def keep_shape_sends(self, requests: Mapping[Role, dist.Work]) -> None:
-        """Keep new shape messages alive, and let go of those that have arrived."""
-        while self.shape_sends:
-            data_request = self.shape_sends[0].data_request
-            if data_request is None or not data_request.is_completed():
-                break
-            self.shape_sends.popleft()
-        self.shape_sends.extend(ShapeSend(role, request) for role, request in requests.items())
+    def keep_send(self, role: Role, request: dist.Work, is_host_message: bool) -> None:
+        """Hold a host message until a later send of its role is known to be complete.
 
-    def follow_shape_sends(self, data_requests: Mapping[str, dist.Work]) -> None:
-        """Note the data transfers, by role name, that follow the latest shape messages."""
-        for shape_send in self.shape_sends:
-            if shape_send.data_request is None:
-                shape_send.data_request = data_requests[shape_send.role.name]
+        Gloo loses a message whose work object is dropped before it has arrived. Shape messages are
+        never awaited, and schedules do not await every overlapped send. Sends on the device need
+        no holding; here they only tell that the shapes sent before them have arrived.
+        """
+        sends = self.sends_in_flight[role]
+        for index in reversed(range(len(sends))):
+            if sends[index].is_completed():
+                del sends[: index + 1]
+                break
+        if is_host_message or sends:
+            sends.append(request)
 
 
 _groups_of_pipeline: dict[tuple[int, ...], EvenOddGroups] = {}

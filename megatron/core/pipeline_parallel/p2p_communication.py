@@ -123,15 +123,21 @@ def _post(
     next_rank: int,
 ) -> dict[str, dist.Work]:
     peers = {1: next_rank, -1: prev_rank}
-    return {
-        role.name: role.operation(
-            tensors[role],
+    requests = {}
+    for role in groups.post_order:
+        tensor = tensors[role]
+        if tensor is None:
+            continue
+        # Schedules free what they have sent by resetting ``data``; an alias keeps it until then.
+        request = role.operation(
+            tensor.detach() if role.is_send else tensor,
             peers[role.peer_offset],
             group=group_of_channel[groups.channel(role)],
         )
-        for role in groups.post_order
-        if tensors[role] is not None
-    }
+        if role.is_send:
+            groups.keep_send(role, request, is_host_message=not tensor.is_cuda)
+        requests[role.name] = request
+    return requests
 
 
 def _report_batch_obstacle(groups: EvenOddGroups, obstacle: str) -> None:
@@ -227,10 +233,6 @@ class P2PCommunicator:
             )
         else:
             requests = _post(messages, groups, groups.shapes, self.prev_rank, self.next_rank)
-            if on_host:
-                groups.keep_shape_sends(
-                    {r: requests[r.name] for r in (SEND_PREV, SEND_NEXT) if r.name in requests}
-                )
             for role in (RECV_PREV, RECV_NEXT):
                 if role.name in requests:
                     self._await_shape(role, requests[role.name], groups)
@@ -314,8 +316,6 @@ class P2PCommunicator:
             prev_pipeline_rank=self.prev_rank,
             next_pipeline_rank=self.next_rank,
         )
-        if exchanges_shapes and exchange is _p2p_ops:
-            self._groups().follow_shape_sends(requests)
         if wait_on_reqs:
             for request in requests.values() if isinstance(requests, dict) else requests:
                 request.wait()

@@ -22,12 +22,7 @@ def test_interleaved_schedule_with_variable_lengths(base, fork_wheel, tmp_path):
                     "pipeline_size": 4,
                     "chunks_per_rank": 2,
                     "transport": transport,
-                    # The overlapped schedule of 0.16.1 and 0.17.1 frees what gloo is still
-                    # sending, on the unmodified releases too.
-                    "steps": (
-                        Step(4, is_variable=True, frees_outputs=False),
-                        Step(8, is_variable=False, frees_outputs=False),
-                    ),
+                    "steps": (Step(4, is_variable=True), Step(8, is_variable=False)),
                 },
             )
             assert outcome.values() == [[]] * 4

@@ -153,14 +153,14 @@ def count_device_synchronisations(transport: str, is_variable: bool) -> int:
     return synchronize.call_count
 
 
-def shape_messages_kept_after(num_steps: int) -> int:
-    """Returns how many shape messages are still held after some steps."""
+def sends_kept_after(num_steps: int) -> int:
+    """Returns how many sends are still held after some steps."""
     from megatron.core.pipeline_parallel import even_odd_groups
 
     problems = run_steps(2, 1, "unbatched", (Step(8, is_variable=True),) * num_steps)
     assert not problems, problems
     (groups,) = even_odd_groups._groups_of_pipeline.values()
-    return len(groups.shape_sends)
+    return sum(map(len, groups.sends_in_flight.values()))
 
 
 def send_too_many_dimensions() -> str:

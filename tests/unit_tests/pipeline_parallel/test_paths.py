@@ -126,10 +126,10 @@ def test_base_waits_for_the_whole_device(base_pool):
     assert min(counts) > 0
 
 
-def test_shape_messages_are_let_go_once_they_have_arrived(fork_pool):
+def test_sends_are_let_go_once_they_have_arrived(fork_pool):
     after_one, after_five = (
         fork_pool.run(
-            path_cases.shape_messages_kept_after, world_size=2, arguments={"num_steps": steps}
+            path_cases.sends_kept_after, world_size=2, arguments={"num_steps": steps}
         ).values()
         for steps in (1, 5)
     )

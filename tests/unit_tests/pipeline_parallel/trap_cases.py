@@ -59,13 +59,19 @@ def _registered_groups():
 
 
 def _await_shape_sends() -> None:
-    even_odd_groups, _ = _registered_groups()
+    from megatron.core.pipeline_parallel import p2p_communication
 
-    def await_shape_sends(self, requests) -> None:
-        for request in requests.values():
-            request.wait()
+    post = p2p_communication._post
 
-    mock.patch.object(even_odd_groups.EvenOddGroups, "keep_shape_sends", await_shape_sends).start()
+    def post_and_await_shape_sends(tensors, groups, group_of_channel, *ranks):
+        requests = post(tensors, groups, group_of_channel, *ranks)
+        if group_of_channel is groups.shapes:
+            for role, request in requests.items():
+                if role.startswith("send"):
+                    request.wait()
+        return requests
+
+    mock.patch.object(p2p_communication, "_post", post_and_await_shape_sends).start()
 
 
 def _take_channels(
