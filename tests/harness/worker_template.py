@@ -9,6 +9,7 @@ Started by ``worker_pool.WorkerPool`` as ``python -m tests.harness.worker_templa
 FD is the inherited end of a ``multiprocessing`` pipe, ``emulate`` switches the CUDA emulation on.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -140,6 +141,8 @@ class _CaseRun:
         if pid:
             return pid
         try:
+            # A group of its own, so that what a rank starts can be ended with it.
+            os.setpgid(0, 0)
             _die_with(template_pid)
             self._pool.close()
             body()
@@ -202,6 +205,9 @@ class _CaseRun:
             self._reap(rank)
         os.kill(self._store_pid, signal.SIGKILL)
         os.waitpid(self._store_pid, 0)
+        for rank_pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank_pid, signal.SIGKILL)
         for descriptor in self._pidfds.values():
             os.close(descriptor)
 

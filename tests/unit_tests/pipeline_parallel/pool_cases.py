@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,8 @@ def leave_process_id_and_wait(folder: str) -> None:
     """Never returns; leaves a file named after this process."""
     (Path(folder) / str(os.getpid())).touch()
     signal.pause()
+
+
+def leave_a_child_behind() -> int:
+    """Returns the process id of a child that would run for an hour."""
+    return subprocess.Popen(["sleep", "3600"]).pid

@@ -1,5 +1,8 @@
 """The worker pool tells apart how cases end; every other test here relies on that."""
 
+import contextlib
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -119,3 +122,12 @@ def _wait_until(condition, limit_s=60.0):
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
         time.sleep(0.05)
+
+
+def test_children_of_ranks_end_with_the_case(plain_fork_pool):
+    for process_id in plain_fork_pool.run(pool_cases.leave_a_child_behind, world_size=2).values():
+        with contextlib.suppress(ProcessLookupError):
+            # The kill is on its way when the case ends; the descriptor is readable once it is done.
+            child = os.pidfd_open(process_id)
+            ended, _, _ = select.select([child], [], [], 30)
+            assert ended
