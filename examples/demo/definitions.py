@@ -1,4 +1,4 @@
-"""Writes every top-level function and class of the standard library as one JSON line."""
+"""Writes every function and method of the standard library's modules as one JSON line."""
 
 import ast
 import json
@@ -10,9 +10,12 @@ def main() -> None:
     """Print the documents of the demo, one ``{"text": ...}`` per line."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         source = path.read_text(encoding="utf-8")
-        for statement in ast.parse(source).body:
-            if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-                print(json.dumps({"text": ast.get_source_segment(source, statement)}))
+        module = ast.parse(source)
+        classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+        for owner in (module, *classes):
+            for node in owner.body:
+                if isinstance(node, ast.FunctionDef):
+                    print(json.dumps({"text": ast.get_source_segment(source, node)}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ mkdir -p "$work"
 if [ ! -e "$work/stdlib_text_document.idx" ]; then
     python examples/demo/definitions.py >"$work/stdlib.jsonl"
     python tools/preprocess_data.py --input "$work/stdlib.jsonl" \
-        --train-tokenizer --vocab-size 4096 --append-eod --workers 2 \
+        --train-tokenizer --vocab-size 2048 --append-eod --workers 2 \
         --output-prefix "$work/stdlib" --overwrite
 fi
 
@@ -26,15 +26,17 @@ export OMP_NUM_THREADS=1 CUDA_DEVICE_MAX_CONNECTIONS=1 NO_VCS_VERSION=1 PYTHONWA
 
 "${launch[@]}" python -m torch.distributed.run --standalone --nproc-per-node 4 pretrain_gpt.py \
     --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 \
-    --num-layers 8 --hidden-size 128 --num-attention-heads 4 \
-    --seq-length 256 --max-position-embeddings 256 \
+    --num-layers 8 --hidden-size 96 --num-attention-heads 4 --untie-embeddings-and-output-weights \
+    --swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope \
+    --seq-length 256 --max-position-embeddings 256 --attention-dropout 0 --hidden-dropout 0 \
     --micro-batch-size 1 --global-batch-size 8 --train-iters 60 \
-    --variable-seq-lengths --log-microbatch-lengths \
+    --variable-seq-lengths --log-microbatch-lengths --num-workers 0 \
     --data-path "$work/stdlib_text_document" --split 100,0,0 \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$work/stdlib_tokenizer" \
     --transformer-impl local --no-persist-layer-norm --no-masked-softmax-fusion \
-    --no-bias-gelu-fusion --no-bias-dropout-fusion --no-gradient-accumulation-fusion \
-    --lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 5 --eval-iters 0 --eval-interval 60 --log-interval 5 \
+    --no-rope-fusion --no-gradient-accumulation-fusion \
+    --lr 4e-3 --min-lr 3e-4 --adam-beta2 0.95 --lr-warmup-iters 10 --lr-decay-style cosine \
+    --clip-grad 1.0 --weight-decay 0.1 --eval-iters 0 --eval-interval 60 --log-interval 5 \
     2>&1 | tee "$work/train.log" | grep --line-buffered -E '^ *(\[.*\])? *iteration +[0-9]+/|tokens in documents|Error:'
 
 python examples/demo/summary.py "$work/train.log"
