@@ -10,12 +10,11 @@ def main() -> None:
     """Print the documents of the demo, one ``{"text": ...}`` per line."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         source = path.read_text(encoding="utf-8")
-        module = ast.parse(source)
-        classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
-        for owner in (module, *classes):
-            for node in owner.body:
-                if isinstance(node, ast.FunctionDef):
-                    print(json.dumps({"text": ast.get_source_segment(source, node)}))
+        for statement in ast.parse(source).body:
+            members = statement.body if isinstance(statement, ast.ClassDef) else [statement]
+            for function in members:
+                if isinstance(function, ast.FunctionDef):
+                    print(json.dumps({"text": ast.get_source_segment(source, function)}))
 
 
 if __name__ == "__main__":
