@@ -70,6 +70,8 @@ def start_tool() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # A suite that runs in a shell's background inherits SIGINT ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         processes.append(process)
         return process
