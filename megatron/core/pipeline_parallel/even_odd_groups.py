@@ -71,6 +71,9 @@ RECV_NEXT = Role("recv_next", is_send=False, peer_offset=1, direction="backward"
 # one rank, its receives stand in the order of these sends, which is what NCCL, having no tags,
 # matches by.
 SENDS_FIRST = (SEND_NEXT, SEND_PREV, RECV_PREV, RECV_NEXT)
+# Shapes the other way round: their sends are not awaited, so on a device with one hardware queue
+# one that waits for its stream would hold back the receives launched after it.
+RECEIVES_FIRST = (RECV_PREV, RECV_NEXT, SEND_NEXT, SEND_PREV)
 # Neighbours that share one queue take turns instead: what an even stage sends first, an odd stage
 # receives first.
 EVEN_STAGE_ORDER = (SEND_NEXT, RECV_PREV, SEND_PREV, RECV_NEXT)
@@ -101,7 +104,8 @@ class EvenOddGroups:
         data: Group of each channel for activations and gradients.
         shapes: Group of each channel for shape messages.
         shapes_on_host: Whether shape messages are CPU tensors.
-        post_order: Order in which the operations of one exchange are posted.
+        data_order: Order in which the data operations of one exchange are posted.
+        shape_order: Likewise for its shape messages.
         timeout: How long the host waits for a shape message; zero for the timeout of the group.
         is_dedicated: Whether the groups were made for this pipeline. Else every channel is served
             by a group of the caller's.
@@ -114,7 +118,8 @@ class EvenOddGroups:
     data: Mapping[Channel, dist.ProcessGroup]
     shapes: Mapping[Channel, dist.ProcessGroup]
     shapes_on_host: bool
-    post_order: tuple[Role, ...]
+    data_order: tuple[Role, ...]
+    shape_order: tuple[Role, ...]
     timeout: timedelta
     is_dedicated: bool
     sends_in_flight: defaultdict[Role, list[dist.Work]] = dataclasses.field(
@@ -301,7 +306,8 @@ def create_even_odd_groups(
                         data=data,
                         shapes=shapes,
                         shapes_on_host=use_gloo or communication_device(pp_group).type == "cpu",
-                        post_order=SENDS_FIRST,
+                        data_order=SENDS_FIRST,
+                        shape_order=RECEIVES_FIRST,
                         timeout=timeout,
                         is_dedicated=True,
                     )
@@ -384,13 +390,15 @@ def _serve_by_one_group(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> Eve
         # ways do not queue behind each other.
         groups[("forward", 1)] = groups[("backward", 0)] = _default_group()
     has_host_messages = _backend_of_device(group).get("cpu") in ("gloo", "mpi", "fake")
+    turns = ODD_STAGE_ORDER if group.rank() % 2 else EVEN_STAGE_ORDER
     return EvenOddGroups(
         ranks=ranks,
         pp_group=group,
         data=groups,
         shapes=groups,
         shapes_on_host=has_host_messages,
-        post_order=ODD_STAGE_ORDER if group.rank() % 2 else EVEN_STAGE_ORDER,
+        data_order=turns,
+        shape_order=turns,
         timeout=timedelta(0),
         is_dedicated=False,
     )

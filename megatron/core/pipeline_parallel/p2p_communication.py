@@ -76,9 +76,7 @@ def _batched_p2p_ops(
     obstacle = batch_obstacle(groups.pp_group, next(iter(given.values())).device)
     if obstacle is not None:
         _report_batch_obstacle(groups, obstacle)
-        return list(
-            _post(tensors, groups, groups.data, prev_pipeline_rank, next_pipeline_rank).values()
-        )
+        return list(_post_data(tensors, groups, prev_pipeline_rank, next_pipeline_rank).values())
     peers = {1: next_pipeline_rank, -1: prev_pipeline_rank}
     return dist.batch_isend_irecv(
         [
@@ -112,19 +110,29 @@ def _p2p_ops(
         RECV_NEXT: tensor_recv_next,
     }
     groups = get_even_odd_groups(group, prev_pipeline_rank, next_pipeline_rank)
-    return _post(tensors, groups, groups.data, prev_pipeline_rank, next_pipeline_rank)
+    return _post_data(tensors, groups, prev_pipeline_rank, next_pipeline_rank)
+
+
+def _post_data(
+    tensors: Mapping[Role, torch.Tensor | None],
+    groups: EvenOddGroups,
+    prev_rank: int,
+    next_rank: int,
+) -> dict[str, dist.Work]:
+    return _post(tensors, groups, groups.data, groups.data_order, prev_rank, next_rank)
 
 
 def _post(
     tensors: Mapping[Role, torch.Tensor | None],
     groups: EvenOddGroups,
     group_of_channel: Mapping[Channel, dist.ProcessGroup],
+    order: tuple[Role, ...],
     prev_rank: int,
     next_rank: int,
 ) -> dict[str, dist.Work]:
     peers = {1: next_rank, -1: prev_rank}
     requests = {}
-    for role in groups.post_order:
+    for role in order:
         tensor = tensors[role]
         if tensor is None:
             continue
@@ -135,7 +143,7 @@ def _post(
             group=group_of_channel[groups.channel(role)],
         )
         if role.is_send:
-            groups.keep_send(role, request, is_host_message=not tensor.is_cuda)
+            groups.keep_send(role, request, is_host_message=tensor.device.type == "cpu")
         requests[role.name] = request
     return requests
 
@@ -232,7 +240,9 @@ class P2PCommunicator:
                 group=self.pp_group,
             )
         else:
-            requests = _post(messages, groups, groups.shapes, self.prev_rank, self.next_rank)
+            requests = _post(
+                messages, groups, groups.shapes, groups.shape_order, self.prev_rank, self.next_rank
+            )
             for role in (RECV_PREV, RECV_NEXT):
                 if role.name in requests:
                     self._await_shape(role, requests[role.name], groups)

@@ -63,8 +63,8 @@ def _await_shape_sends() -> None:
 
     post = p2p_communication._post
 
-    def post_and_await_shape_sends(tensors, groups, group_of_channel, *ranks):
-        requests = post(tensors, groups, group_of_channel, *ranks)
+    def post_and_await_shape_sends(tensors, groups, group_of_channel, *order_and_ranks):
+        requests = post(tensors, groups, group_of_channel, *order_and_ranks)
         if group_of_channel is groups.shapes:
             for role, request in requests.items():
                 if role.startswith("send"):
@@ -83,7 +83,7 @@ def _take_channels(
     groups.data = {name: dist.new_group(ranks) for name in names}
     groups.shapes = {name: dist.new_group(ranks, backend="gloo") for name in names}
     if post_order_by_parity:
-        groups.post_order = (
+        groups.data_order = groups.shape_order = (
             even_odd_groups.ODD_STAGE_ORDER
             if groups.stage % 2
             else even_odd_groups.EVEN_STAGE_ORDER
