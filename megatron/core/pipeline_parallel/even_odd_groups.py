@@ -17,6 +17,7 @@ communicator is made; pytorch issue 88103).
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -127,7 +128,7 @@ class EvenOddGroups:
     )
     is_batch_obstacle_reported: bool = False
 
-    @property
+    @functools.cached_property
     def stage(self) -> int:
         """Position of the calling rank in the pipeline."""
         return self.ranks.index(dist.get_rank())
@@ -181,7 +182,7 @@ def communication_device(group: dist.ProcessGroup) -> torch.device:
         The current CUDA device when the group has an accelerator backend, else the CPU. Gloo
         counts as a CPU backend because its send and receive take CPU tensors only.
     """
-    if torch.cuda.is_available() and _backend_of_device(group).get("cuda", "gloo") != "gloo":
+    if _backend_of_device(group).get("cuda", "gloo") != "gloo" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
