@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core.model_parallel_config import ModelParallelConfig
 
 from megatron.core.pipeline_parallel import p2p_communication
+from tests.harness.observed_operations import observed_operations
 from tests.harness.rank_runtime import model_parallel_groups
 from tests.unit_tests.pipeline_parallel.exchange_cases import exchange_on
 from tests.unit_tests.pipeline_parallel.schedule_cases import Step, run_steps
@@ -24,34 +25,20 @@ TENSOR_RANKS = (3,)
 def _recorded_operations():
     """Records the operations posted one by one, and each batch, by the group they went to."""
     record: dict[str, list[Any]] = {"one by one": [], "batches": []}
-    real = {"isend": dist.isend, "irecv": dist.irecv}
 
-    def single(name):
-        def operation(tensor, peer=None, group=None, **keywords):
-            peer = keywords.pop("dst", keywords.pop("src", peer))
-            record["one by one"].append((name, peer, group.group_desc))
-            return real[name](tensor, peer, group=group)
-
-        return operation
-
-    replaced = {name: single(name) for name in real}
+    def observe(name, peer, group):
+        record["one by one"].append((name, peer, group.group_desc))
 
     def batch(operations):
-        names = ["isend" if op.op is replaced["isend"] else "irecv" for op in operations]
         record["batches"].append(
-            [
-                (name, op.peer, op.group.group_desc)
-                for name, op in zip(names, operations, strict=True)
-            ]
+            [(op.op.__name__, op.peer, op.group.group_desc) for op in operations]
         )
-        return [
-            real[name](op.tensor, op.peer, group=op.group)
-            for name, op in zip(names, operations, strict=True)
-        ]
+        # Past the observer: these are not posted one by one.
+        return [op.op.__wrapped__(op.tensor, op.peer, group=op.group) for op in operations]
 
     with (
-        mock.patch.multiple(dist, batch_isend_irecv=batch, **replaced),
-        mock.patch.multiple(dist.distributed_c10d, **replaced),
+        observed_operations(observe),
+        mock.patch.object(dist, "batch_isend_irecv", batch),
     ):
         yield record
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.core import parallel_state
+from tests.harness.observed_operations import observed_operations
 from tests.harness.rank_runtime import model_parallel_groups
 from tests.unit_tests.pipeline_parallel.schedule_cases import Step, run_steps
 
@@ -99,15 +100,8 @@ def record_contacts(
     recordings: dict[str, list[tuple[str, ...]]] = {"start-up": [], "step": []}
     phase = "start-up"
 
-    def recorded(name: str) -> Callable:
-        real = getattr(dist, name)
-
-        def operation(tensor, peer=None, group=None, **keywords):
-            peer = keywords.pop("dst", keywords.pop("src", peer))
-            recordings[phase].append((name, group.group_name, str(peer)))
-            return real(tensor, peer, group=group)
-
-        return operation
+    def observe(name, peer, group):
+        recordings[phase].append((name, group.group_name, str(peer)))
 
     def recorded_new_group(*arguments, **keywords):
         recordings[phase].append(("new_group",))
@@ -120,10 +114,9 @@ def record_contacts(
 
     new_group = dist.new_group
     initialize = parallel_state.initialize_model_parallel
-    replaced = {name: recorded(name) for name in ("isend", "irecv")}
     with (
-        mock.patch.multiple(dist, new_group=recorded_new_group, **replaced),
-        mock.patch.multiple(dist.distributed_c10d, **replaced),
+        observed_operations(observe),
+        mock.patch.object(dist, "new_group", recorded_new_group),
         mock.patch.object(parallel_state, "initialize_model_parallel", recorded_initialize),
     ):
         problems = run_steps(
