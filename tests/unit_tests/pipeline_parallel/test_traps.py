@@ -8,6 +8,16 @@ from tests.unit_tests.pipeline_parallel.trap_cases import run_under_strict_rende
 STALL_S = 4.0
 
 
+def run_strictly(pool, pipeline_size, **arguments):
+    """Runs one step under strict rendezvous, on as many ranks as the pipeline has stages."""
+    return pool.run(
+        run_under_strict_rendezvous,
+        world_size=pipeline_size,
+        arguments={"pipeline_size": pipeline_size, **arguments},
+        stall_s=STALL_S,
+    )
+
+
 @pytest.mark.parametrize(
     ("half_fix", "pipeline_size", "chunks_per_rank", "num_microbatches"),
     [
@@ -31,19 +41,12 @@ def test_half_fix_stalls_where_the_fork_finishes(
         "step": Step(num_microbatches, is_variable=True),
         "coalesces": False,
     }
-    half_fixed = fork_pool.run(
-        run_under_strict_rendezvous,
-        world_size=pipeline_size,
-        arguments={**arguments, "half_fix": half_fix},
-        stall_s=STALL_S,
-    )
+    half_fixed = run_strictly(fork_pool, **arguments, half_fix=half_fix)
     assert half_fixed.ended_by == "stall", half_fixed.describe()
     stuck = half_fixed.with_status("stuck")
     assert all("_communicate" in report.stack for report in stuck.values())
 
-    fixed = fork_pool.run(
-        run_under_strict_rendezvous, world_size=pipeline_size, arguments=arguments, stall_s=STALL_S
-    )
+    fixed = run_strictly(fork_pool, **arguments)
     assert fixed.values() == [[]] * pipeline_size
 
 
@@ -70,13 +73,9 @@ def test_base_stalls_where_the_fork_finishes(
         "step": Step(num_microbatches, is_variable=is_variable),
         "coalesces": coalesces,
     }
-    base = base_pool.run(
-        run_under_strict_rendezvous, world_size=4, arguments=arguments, stall_s=STALL_S
-    )
+    base = run_strictly(base_pool, **arguments)
     assert base.ended_by == "stall", base.describe()
-    fork = fork_pool.run(
-        run_under_strict_rendezvous, world_size=4, arguments=arguments, stall_s=STALL_S
-    )
+    fork = run_strictly(fork_pool, **arguments)
     assert fork.values() == [[]] * 4
 
 
@@ -93,16 +92,12 @@ def test_base_finishes_with_real_batches_or_fixed_lengths(
     base_pool, chunks_per_rank, transport, coalesces, is_variable, num_microbatches
 ):
     """The rendezvous model is not so strict that everything stalls."""
-    outcome = base_pool.run(
-        run_under_strict_rendezvous,
-        world_size=4,
-        arguments={
-            "pipeline_size": 4,
-            "chunks_per_rank": chunks_per_rank,
-            "transport": transport,
-            "step": Step(num_microbatches, is_variable=is_variable),
-            "coalesces": coalesces,
-        },
-        stall_s=STALL_S,
+    outcome = run_strictly(
+        base_pool,
+        pipeline_size=4,
+        chunks_per_rank=chunks_per_rank,
+        transport=transport,
+        step=Step(num_microbatches, is_variable=is_variable),
+        coalesces=coalesces,
     )
     assert outcome.values() == [[]] * 4
