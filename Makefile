@@ -9,7 +9,7 @@ export GLOO_SOCKET_IFNAME ?= lo
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: install develop demo test lint bench clean
+.PHONY: install develop demo test proof lint bench clean
 
 install: $(VENV)/installed-fork
 
@@ -36,6 +36,10 @@ demo: install
 test: install
 	$(RUN) -m pytest
 
+# The deadlock checker on every configuration, large pipelines included; make test takes a part.
+proof: install
+	PROOF_MATRIX=full $(RUN) -m pytest tests/unit_tests/deadlock_check/test_proof_matrix.py
+
 lint: install
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -43,6 +47,7 @@ lint: install
 
 bench: install
 	$(RUN) -m tests.benchmarks.pipeline_step
+	$(RUN) -m tests.benchmarks.checker_scale
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache

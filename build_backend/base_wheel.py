@@ -102,7 +102,7 @@ def _download(base: str, folder: Path, interpreter: Interpreter) -> Path:
     command += ["--require-hashes", "-r", str(_lock_file(base)), "--dest", str(folder)]
     command += ["--no-input", "--progress-bar=off", "--disable-pip-version-check"]
     # The user's constraints speak about what is installed in the end, which is not the base:
-    # `megatron-core==0.19.2+p2p.1` would refuse it.
+    # `megatron-core==0.19.2+p2p.2` would refuse it.
     environment = {**os.environ, "PIP_CONSTRAINT": os.devnull}
     result = subprocess.run(
         command,

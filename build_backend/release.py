@@ -7,7 +7,7 @@ DEFAULT_BASE = "0.19.2"
 
 # Goes up with every release of the fork, whatever the base: pip takes an equal version for an
 # equal package and would keep an older build.
-FORK_RELEASE = 1
+FORK_RELEASE = 2
 
 
 def fork_version(base: str) -> str:
@@ -17,7 +17,7 @@ def fork_version(base: str) -> str:
         base: A release of megatron-core, such as `0.19.2`.
 
     Returns:
-        The base's version with the fork's release as its local label, such as `0.19.2+p2p.1`. It
+        The base's version with the fork's release as its local label, such as `0.19.2+p2p.2`. It
         satisfies every requirement that the base satisfies, and sorts after the base.
     """
     return f"{base}+p2p.{FORK_RELEASE}"

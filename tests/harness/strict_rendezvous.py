@@ -2,9 +2,10 @@
 
 Within ``strict_rendezvous()`` the point-to-point operations of a process group run one after the
 other in the order in which they were posted, and a send runs until its receive runs: one stream
-per communicator, no buffering. A batch is one entry whose operations run together. Groups that
-were made with ``backend="gloo"`` explicitly are host groups, as on a GPU machine, and stay as they
-are; so does everything that is not point-to-point.
+per communicator, no buffering. A batch is one entry whose operations run together, and
+``torch.cuda.synchronize`` waits for all that this rank has posted. Groups that were made with
+``backend="gloo"`` explicitly are host groups, as on a GPU machine, and stay as they are; so does
+everything that is not point-to-point.
 
 What this does not show: that NCCL buffers small messages (so some of what hangs here passes there),
 several streams behind one hardware queue, and the blocking creation of communicators.
@@ -15,9 +16,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 
 
@@ -26,10 +29,12 @@ def strict_rendezvous(coalesces: bool) -> Iterator[None]:
     """Orders the point-to-point operations of this rank; entered before groups are made.
 
     Args:
-        coalesces: Whether ``batch_isend_irecv`` makes one entry of a batch. Else it issues the
-            operations one by one, as torch 2.7 to 2.10 do under TORCH_DISTRIBUTED_DEBUG=DETAIL.
+        coalesces: Whether ``batch_isend_irecv`` makes one entry of a batch, which backends then
+            say to whoever asks. Else it issues the operations one by one, as torch 2.7 to 2.10 do
+            under TORCH_DISTRIBUTED_DEBUG=DETAIL.
     """
     streams = _Streams()
+    backend = SimpleNamespace(supports_coalescing=coalesces)
     post = {"isend": dist.isend, "irecv": dist.irecv}
     new_group = dist.new_group
 
@@ -61,6 +66,8 @@ def strict_rendezvous(coalesces: bool) -> Iterator[None]:
         return post["isend"] if function in (post["isend"], strict["isend"]) else post["irecv"]
 
     with (
+        mock.patch.object(torch.cuda, "synchronize", streams.synchronize),
+        mock.patch.object(dist.ProcessGroup, "_get_backend", return_value=backend),
         mock.patch.object(dist, "new_group", recording_new_group),
         mock.patch.object(dist, "isend", strict["isend"]),
         mock.patch.object(dist, "irecv", strict["irecv"]),
@@ -82,20 +89,27 @@ class _Streams:
         self._streams: dict[Any, _Stream] = {}
 
     def of(self, group: Any) -> "_Stream":
-        return self._streams.setdefault(group, _Stream())
+        if group not in self._streams:
+            self._streams[group] = _Stream()
+        return self._streams[group]
+
+    def synchronize(self) -> None:
+        for stream in self._streams.values():
+            stream.latest.done.wait()
 
 
 class _Stream:
     """Runs entries of started-together operations one after the other."""
 
     def __init__(self) -> None:
+        self.latest: _StreamWork
         self._entries: queue.SimpleQueue[tuple[list[Any], _StreamWork]] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
     def post(self, starts: list[Any]) -> "_StreamWork":
-        work = _StreamWork()
-        self._entries.put((starts, work))
-        return work
+        self.latest = _StreamWork()
+        self._entries.put((starts, self.latest))
+        return self.latest
 
     def _run(self) -> None:
         while True:

@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from tests.harness.base_release import unpacked_base
 from tests.harness.case_protocol import (
     Case,
     CaseFunction,
@@ -29,6 +28,7 @@ from tests.harness.case_protocol import (
     receive,
     send,
 )
+from tools.base_release import unpacked_base
 
 FORK_VERSION_MARK = "+p2p."
 _REPOSITORY = Path(__file__).parents[2]

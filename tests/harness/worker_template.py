@@ -200,8 +200,11 @@ class _CaseRun:
             time.sleep(0.1)
 
     def _kill_everything(self) -> None:
-        for rank in self._running():
+        running = self._running()
+        # All at once: a rank that saw a peer die could still go on, and not be where it was found.
+        for rank in running:
             os.kill(self._pids[rank], signal.SIGKILL)
+        for rank in running:
             self._reap(rank)
         os.kill(self._store_pid, signal.SIGKILL)
         os.waitpid(self._store_pid, 0)

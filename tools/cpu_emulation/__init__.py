@@ -26,7 +26,14 @@ ENABLE_VARIABLE = "MEGATRON_CPU_EMULATION"
 STARTUP_DIRECTORY = Path(__file__).resolve().parent / "startup"
 """Directory of the ``sitecustomize`` that child processes find through ``PYTHONPATH``."""
 
-__all__ = ["ENABLE_VARIABLE", "STARTUP_DIRECTORY", "enable", "enable_with_torch", "environment"]
+__all__ = [
+    "ENABLE_VARIABLE",
+    "STARTUP_DIRECTORY",
+    "enable",
+    "enable_with_torch",
+    "environment",
+    "put_first",
+]
 
 
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -43,8 +50,8 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     extended = dict(os.environ if base is None else base)
     extended[ENABLE_VARIABLE] = "1"
     extended["TORCHDYNAMO_DISABLE"] = "1"
-    _put_first(extended, "PYTHONPATH", str(STARTUP_DIRECTORY))
-    _put_first(extended, "PATH", str(Path(sys.executable).parent))
+    put_first(extended, "PYTHONPATH", str(STARTUP_DIRECTORY))
+    put_first(extended, "PATH", str(Path(sys.executable).parent))
     loopback = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
     if loopback:
         extended.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
@@ -70,7 +77,7 @@ def enable_with_torch() -> None:
     after_import("torch", enable)
 
 
-def _put_first(variables: dict[str, str], name: str, entry: str) -> None:
+def put_first(variables: dict[str, str], name: str, entry: str) -> None:
     """Put ``entry`` before the others of the search path in the variable ``name``."""
     others = variables.get(name)
     variables[name] = entry + os.pathsep + others if others else entry

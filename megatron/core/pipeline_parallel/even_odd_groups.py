@@ -460,14 +460,14 @@ def _exchange_link_numbers(
     is_batch: bool = False,
 ) -> None:
     device = communication_device(group)
-    links = [role.link(groups.stage, len(groups.ranks)) for role in roles]
-    numbers = [
-        torch.full((1,), link if role.is_send else -1, device=device)
-        for role, link in zip(roles, links, strict=True)
-    ]
+    links = {role: role.link(groups.stage, len(groups.ranks)) for role in roles}
+    numbers = {
+        role: torch.full((1,), link if role.is_send else -1, device=device)
+        for role, link in links.items()
+    }
     operations = [
         dist.P2POp(role.operation, number, groups.peer(role), group)
-        for role, number in zip(roles, numbers, strict=True)
+        for role, number in numbers.items()
     ]
     if is_batch:
         requests = dist.batch_isend_irecv(operations)
@@ -480,11 +480,16 @@ def _exchange_link_numbers(
             request.wait(start_up.remaining())
         else:
             request.wait()
-    received = [int(number) for number in numbers]
+    _check_link_numbers(links, numbers)
+
+
+def _check_link_numbers(links: Mapping[Role, int], numbers: Mapping[Role, torch.Tensor]) -> None:
+    received = {role: int(number) for role, number in numbers.items()}
     if received != links:
         raise RuntimeError(
-            f"the links {links} of global rank {dist.get_rank()} delivered the numbers {received}: "
-            "messages of the start-up got crossed; report this with the torch and NCCL versions"
+            f"the links {list(links.values())} of global rank {dist.get_rank()} delivered the "
+            f"numbers {list(received.values())}: messages of the start-up got crossed; report this "
+            "with the torch and NCCL versions"
         )
 
 

@@ -313,7 +313,11 @@ class P2PCommunicator:
             exchange = _ring_exchange
         elif config.batch_p2p_comm and not wait_on_reqs:
             raise ValueError("batch_p2p_comm=True excludes overlap_p2p_comm=True; set one to False")
-        elif config.batch_p2p_comm and not exchanges_shapes:
+        elif (
+            config.batch_p2p_comm
+            and not exchanges_shapes
+            and self.virtual_pipeline_model_parallel_size is None
+        ):
             exchange = _batched_p2p_ops
         else:
             exchange = _p2p_ops

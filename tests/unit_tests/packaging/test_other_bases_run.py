@@ -8,7 +8,7 @@ from tests.unit_tests.pipeline_parallel.schedule_cases import Step, run_steps
 
 
 def test_interleaved_schedule_with_variable_lengths(base, fork_wheel, tmp_path):
-    """On every unmodified base this step stalls (test_base_defects has the default one)."""
+    """On every unmodified base this step stalls (live_configurations has the default one)."""
     with zipfile.ZipFile(fork_wheel(base)) as archive:
         archive.extractall(tmp_path)
     with WorkerPool(

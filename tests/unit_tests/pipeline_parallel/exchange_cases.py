@@ -339,12 +339,16 @@ def exchange_on(
     transport: str,
     is_variable: bool,
     tensor_ranks: tuple[int, ...] = TENSOR_RANKS,
+    virtual_size: int | None = None,
 ) -> list[str]:
-    """Runs every exchange on a given pipeline group; see ``run_exchanges``."""
+    """Runs every exchange on a given pipeline group; see ``run_exchanges``.
+
+    Those of interleaved schedules among them, whether or not ``virtual_size`` says that it is one.
+    """
     problems = []
     for name, (exchange, is_ring) in exchanges_of(transport).items():
         for dtype in DTYPES:
-            communicator = _communicator(group, transport, dtype, is_variable)
+            communicator = _communicator(group, transport, dtype, is_variable, virtual_size)
             for tensor_rank in tensor_ranks:
                 label = f"{name}, {dtype}, {tensor_rank} dimensions"
                 stage = Stage(communicator, dtype, tensor_rank, is_variable, 0, is_ring)
@@ -416,14 +420,18 @@ def receive_without(field: str) -> dict[str, str]:
 
 
 def _communicator(
-    group: dist.ProcessGroup, transport: str, dtype: torch.dtype, is_variable: bool
+    group: dist.ProcessGroup,
+    transport: str,
+    dtype: torch.dtype,
+    is_variable: bool,
+    virtual_size: int | None = None,
 ) -> P2PCommunicator:
     if transport == "ring_exchange":
         # Only NVIDIA's own builds of torch have this collective.
         dist.ring_exchange = _ring_exchange  # type: ignore[attr-defined]
     config = ModelParallelConfig(
         pipeline_model_parallel_size=group.size(),
-        virtual_pipeline_model_parallel_size=2,
+        virtual_pipeline_model_parallel_size=virtual_size,
         pipeline_dtype=dtype,
         batch_p2p_comm=transport == "batched",
         overlap_p2p_comm=transport == "overlapped",

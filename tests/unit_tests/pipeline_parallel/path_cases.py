@@ -43,7 +43,9 @@ def _recorded_operations():
         yield record
 
 
-def exchange_on_a_coalescing_backend(pipeline_size: int, is_variable: bool) -> dict[str, Any]:
+def exchange_on_a_coalescing_backend(
+    pipeline_size: int, is_variable: bool, virtual_size: int | None = None
+) -> dict[str, Any]:
     """Runs the exchanges on a backend that says that it coalesces.
 
     Returns:
@@ -58,7 +60,7 @@ def exchange_on_a_coalescing_backend(pipeline_size: int, is_variable: bool) -> d
         start_up = {kind: list(operations) for kind, operations in record.items()}
         for operations in record.values():
             operations.clear()
-        problems = exchange_on(group, "batched", is_variable, TENSOR_RANKS)
+        problems = exchange_on(group, "batched", is_variable, TENSOR_RANKS, virtual_size)
         after = {kind: list(operations) for kind, operations in record.items()}
     return {"problems": problems, "start-up": start_up, "after": after}
 

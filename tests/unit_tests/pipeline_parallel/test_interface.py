@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from megatron.core.pipeline_parallel import p2p_communication
-from tests.harness.base_release import unpacked_base
+from tools.base_release import supported_bases, unpacked_base
 
-BASE_VERSIONS = [path.stem for path in sorted(Path(__file__).parents[3].glob("base/*.txt"))]
+BASE_VERSIONS = supported_bases()
 MODULE = "megatron/core/pipeline_parallel/p2p_communication.py"
 
 

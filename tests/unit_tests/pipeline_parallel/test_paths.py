@@ -25,16 +25,26 @@ def test_coalescing_backend_gets_one_batch_per_call_on_the_pipeline_group(
         assert used == set(start_up_batch)
 
 
-def test_variable_lengths_are_never_batched(plain_fork_pool):
+@pytest.mark.parametrize(("is_variable", "virtual_size"), [(True, None), (False, 2)])
+def test_variable_lengths_and_interleaved_schedules_are_never_batched(
+    plain_fork_pool, is_variable, virtual_size
+):
     for result in plain_fork_pool.run(
         path_cases.exchange_on_a_coalescing_backend,
         world_size=3,
-        arguments={"pipeline_size": 3, "is_variable": True},
+        arguments={
+            "pipeline_size": 3,
+            "is_variable": is_variable,
+            "virtual_size": virtual_size,
+        },
     ).values():
         assert result["problems"] == []
         assert result["after"]["batches"] == []
         posted = set(result["after"]["one by one"])
-        assert posted == set(result["start-up"]["one by one"])
+        warmed = set(result["start-up"]["one by one"])
+        assert posted == {
+            operation for operation in warmed if is_variable or "SHAPES" not in operation[2]
+        }
 
 
 @pytest.mark.parametrize("pipeline_size", [2, 4])

@@ -28,8 +28,9 @@ def _load_emulation():
 
 def _run_hidden_sitecustomize():
     """Execute the ``sitecustomize`` that Python would have found without this one."""
-    rest = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    paths = [Path(entry or os.curdir).resolve() for entry in sys.path]
+    behind = sys.path[paths.index(_HERE) + 1 :]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 

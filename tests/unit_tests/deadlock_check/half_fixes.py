@@ -1,54 +1,9 @@
 """Half-fixes: each undoes one rule of the fork, or takes a simpler set of groups, on this rank."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from unittest import mock
 
 import torch.distributed as dist
-
-from megatron.core import parallel_state
-from tests.harness.strict_rendezvous import strict_rendezvous
-from tests.unit_tests.pipeline_parallel.schedule_cases import Step, run_steps
-
-
-def run_under_strict_rendezvous(
-    pipeline_size: int,
-    chunks_per_rank: int,
-    transport: str,
-    step: Step,
-    coalesces: bool,
-    half_fix: str | None = None,
-) -> list[str]:
-    """Runs one step of a real schedule on groups that are ordered like NCCL communicators.
-
-    Args:
-        pipeline_size: Number of pipeline stages; equal to the world size.
-        chunks_per_rank: Model chunks per stage.
-        transport: One of ``schedule_cases.TRANSPORTS``.
-        step: What to run.
-        coalesces: Whether a batch is one.
-        half_fix: Key of ``HALF_FIXES``; ``None`` for the package as it is.
-
-    Returns:
-        The differences from one rank's autograd.
-    """
-    with strict_rendezvous(coalesces):
-        if half_fix is None:
-            return run_steps(pipeline_size, chunks_per_rank, transport, (step,))
-        with _after_group_creation(HALF_FIXES[half_fix]):
-            return run_steps(pipeline_size, chunks_per_rank, transport, (step,))
-
-
-@contextmanager
-def _after_group_creation(change: Callable[[], None]) -> Iterator[None]:
-    initialize = parallel_state.initialize_model_parallel
-
-    def initialize_then_change(**arguments: object) -> None:
-        initialize(**arguments)
-        change()
-
-    with mock.patch.object(parallel_state, "initialize_model_parallel", initialize_then_change):
-        yield
 
 
 def _registered_groups():

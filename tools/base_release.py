@@ -11,6 +11,11 @@ from build_backend.interpreter import running_interpreter
 from build_backend.release import ROOT
 
 
+def supported_bases() -> list[str]:
+    """Returns the base releases that the fork can be built over."""
+    return sorted(path.stem for path in (ROOT / "base").glob("*.txt"))
+
+
 def unpacked_base(version: str) -> Path:
     """Returns a folder to put on ``sys.path`` to import the base release ``version``.
 

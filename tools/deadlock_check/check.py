@@ -1,0 +1,70 @@
+"""One trace on all machines that it may meet."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from tqdm import tqdm
+
+from . import model
+from .machine import Machine
+from .outcome import Outcome
+from .trace import Trace
+
+BAR_DELAY_S = 3.0
+LOG_INTERVAL_S = 10.0
+BIG = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """The outcome on one machine."""
+
+    machine: Machine
+    outcome: Outcome
+
+
+def check(
+    trace: Trace, machines: Sequence[Machine], progress: Callable[[int], None] = lambda count: None
+) -> list[Checked]:
+    """Run a trace on every machine.
+
+    Args:
+        trace: What the ranks issue.
+        machines: Where it may run.
+        progress: See ``model.run``.
+    """
+    return [Checked(machine, model.run(trace, machine, progress=progress)) for machine in machines]
+
+
+def is_safe(results: Sequence[Checked]) -> bool:
+    """Return whether the trace is safe wherever it was checked."""
+    return all(result.outcome.verdict.is_safe for result in results)
+
+
+def most_telling(results: Sequence[Checked]) -> Checked:
+    """Return the first unsafe result, or the first if all are safe."""
+    return next((result for result in results if not result.outcome.verdict.is_safe), results[0])
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Show on stderr how much is done, if it takes some seconds.
+
+    Args:
+        total: How much there is to do.
+        unit: Of what.
+
+    Yields:
+        A function that is told how much more was done.
+    """
+    with tqdm(
+        total=total,
+        unit=unit,
+        unit_scale=total > BIG,
+        delay=BAR_DELAY_S,
+        mininterval=0.2 if sys.stderr.isatty() else LOG_INTERVAL_S,
+        leave=False,
+    ) as bar:
+        yield bar.update
