@@ -12,6 +12,8 @@ There are two ways to switch it on, and it is never on otherwise:
 * :func:`enable` switches it on in the calling process only.
 """
 
+import importlib.machinery
+import importlib.util
 import os
 import socket
 import sys
@@ -33,6 +35,7 @@ __all__ = [
     "enable_with_torch",
     "environment",
     "put_first",
+    "run_hidden_sitecustomize",
 ]
 
 
@@ -75,6 +78,18 @@ def enable() -> None:
 def enable_with_torch() -> None:
     """Switch the emulation on when this process imports torch; if it never does, not at all."""
     after_import("torch", enable)
+
+
+def run_hidden_sitecustomize(directory: Path) -> None:
+    """Execute the ``sitecustomize`` that Python would have found without the one in ``directory``.
+
+    Python imports only the first one on its path when it starts.
+    """
+    paths = [Path(entry or os.curdir).resolve() for entry in sys.path]
+    behind = sys.path[paths.index(directory) + 1 :]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def put_first(variables: dict[str, str], name: str, entry: str) -> None:

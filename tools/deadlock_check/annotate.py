@@ -77,7 +77,7 @@ class _Annotator:
             elif isinstance(operation, Batch):
                 for part in operation.transfers:
                     latest = self._serve(part, latest)
-            elif isinstance(operation, Wait):
+            elif isinstance(operation, Wait) and operation.requests:
                 latest = self._of_request.get(operation.requests[0], latest)
             operation.place = self._place(operation.place, latest)
 

@@ -67,11 +67,6 @@ class CallSite:
         self._frame = frame
         self._places = places
 
-    @property
-    def source(self) -> str | None:
-        """See ``Place``."""
-        return self._places.source
-
     def place(self, phase: Phase | None) -> Place:
         """Return the place of the call in a phase; equal ones are one object."""
         place = self._places.by_phase.get(phase)

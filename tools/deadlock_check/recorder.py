@@ -51,10 +51,9 @@ class Recorder:
         self._meetings: Counter[tuple[tuple[int, ...], str]] = Counter()
 
     def declare_world(self) -> None:
-        """Declare the default group; to be called first once it is initialised."""
-        world = distributed_c10d._get_default_group()
-        self._declare(Group(WORLD, tuple(range(world.size())), is_device_bound=is_device_bound()))
-        self._names[world] = WORLD
+        """Declare the default group; to be called once it is initialised, before any operation."""
+        ranks = tuple(range(dist.get_world_size()))
+        self._declare(Group(WORLD, ranks, is_device_bound=is_device_bound()))
 
     def declare_new(
         self, ranks: Sequence[int], description: str | None, is_local: bool, **attributes: bool
@@ -90,7 +89,7 @@ class Recorder:
 
     def name(self, group: dist.ProcessGroup | None) -> str:
         """Return the name of a group; ``None`` stands for the default one."""
-        if group is None:
+        if group is None or group is dist.group.WORLD:
             return WORLD
         name = self._names.get(group)
         if name is None:
@@ -101,13 +100,9 @@ class Recorder:
             self._declare(Group(name, ranks, is_device_bound=is_bound))
         return name
 
-    def place(self, depth: int = 1) -> Place:
-        """Return the place of the innermost call that says something to the user.
-
-        Args:
-            depth: How many frames above the caller to begin.
-        """
-        return self._call_sites.find(sys._getframe(depth + 1)).place(self.phase)
+    def place(self) -> Place:
+        """Return the place of the innermost call, from that of the caller up, for the user."""
+        return self._call_sites.find(sys._getframe(2)).place(self.phase)
 
     def transfers(
         self, posts: Sequence[tuple[bool, torch.Tensor, int]], group: dist.ProcessGroup | None

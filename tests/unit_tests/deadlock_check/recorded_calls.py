@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 rank = dist.get_rank()
 peer = 1 - rank
+dist.barrier(group=dist.group.WORLD)
 host = dist.new_group([0, 1], backend="gloo", group_desc="HOST")
 local = dist.new_group([0, 1], use_local_synchronization=True)
 dist.new_group([0])

@@ -54,7 +54,7 @@ def test_every_call_is_recorded_up_to_the_one_in_which_the_process_is_killed(tmp
     sender, receiver = ([bare(operation) for operation in program] for program in trace.programs)
     assert sender == operations_of(rank=0)
     assert receiver == [*operations_of(rank=1), Transfer(False, "W", 0, 4, request=7)]
-    batch = trace.programs[0][3]
+    batch = trace.programs[0][4]
     assert batch.place.source.startswith("recorded_calls.py:")
     assert batch.place.source.endswith(" exchange")
 
@@ -63,6 +63,7 @@ def operations_of(rank: int) -> list[Operation]:
     peer = 1 - rank
     is_sender = rank == 0
     return [
+        Collective("barrier", "W"),
         CreateGroup("HOST #1"),
         CreateGroup("group of 0-1 #1", members_only=True),
         CreateGroup("group #2"),

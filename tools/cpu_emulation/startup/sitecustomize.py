@@ -4,7 +4,6 @@ Python imports the first ``sitecustomize`` on its path when it starts. This one 
 one that it hides.
 """
 
-import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -26,15 +25,7 @@ def _load_emulation():
     return emulation
 
 
-def _run_hidden_sitecustomize():
-    """Execute the ``sitecustomize`` that Python would have found without this one."""
-    paths = [Path(entry or os.curdir).resolve() for entry in sys.path]
-    behind = sys.path[paths.index(_HERE) + 1 :]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
+_emulation = _load_emulation()
 if os.environ.get("MEGATRON_CPU_EMULATION") == "1":
-    _load_emulation().enable_with_torch()
-_run_hidden_sitecustomize()
+    _emulation.enable_with_torch()
+_emulation.run_hidden_sitecustomize(_HERE)
