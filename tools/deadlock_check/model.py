@@ -31,6 +31,7 @@ from .wait_for import shortest_cycle
 
 COMPUTE_DURATION = {"forward": 1.0, "backward": 2.0}
 COLLECTIVE_DURATION = 0.05
+END_OF_TIME = float("inf")
 PROGRESS_STEP = 10_000
 
 Blocks = Iterator[None]
@@ -86,42 +87,56 @@ class _Run:
 
     def outcome(self) -> Outcome:
         self._run_hosts()
-        stuck: dict[int, Issued] = {}
-        for host in self._hosts:
-            if not host.is_finished:
-                stuck[host.rank] = host.issued
-            elif host.undone:
-                stuck[host.rank] = next(iter(host.undone)).issued
+        self._note_what_never_meets()
+        stuck = dict(self._stuck())
         cycle = shortest_cycle(self._hosts) if stuck else []
-        for end in self._matching.left_over():
-            if self._hosts[end.transfer.peer].is_finished:
-                self._findings.add(
-                    Verdict.UNMATCHED,
-                    (end.issued,),
-                    f"rank {end.transfer.peer} never issues the matching operation",
-                )
-        if self._spans is not None:
-            self._spans += [
-                Span(kernel.issued, kernel.time, float("inf"))
-                for host in self._hosts
-                for kernel in host.undone
-            ]
-        self._statistics.operations = sum(host.issued.index for host in self._hosts)
         counts = self._findings.counts
+        self._statistics.operations = sum(host.issued.index for host in self._hosts)
         self._statistics.head_of_line_waits = counts[Verdict.SLOW]
         self._statistics.communicators_in_schedule = counts[Verdict.FIRST_USE]
-        verdict = next(
-            (v for v in (Verdict.CROSSED, Verdict.SIZE, Verdict.UNMATCHED) if counts[v]),
-            Verdict.UNMATCHED if stuck else Verdict.PASS,
-        )
+        found = [v for v in (Verdict.CROSSED, Verdict.SIZE, Verdict.UNMATCHED) if counts[v]]
+        if cycle:
+            found.insert(0, Verdict.DEADLOCK)
+        elif stuck:
+            found.append(Verdict.UNMATCHED)
         return Outcome(
-            verdict=Verdict.DEADLOCK if cycle else verdict,
+            verdict=found[0] if found else Verdict.PASS,
             findings=self._findings.kept,
             cycle=cycle,
             stuck=stuck,
             statistics=self._statistics,
-            spans=self._spans or [],
+            spans=self._all_spans(),
         )
+
+    def _stuck(self) -> Iterator[tuple[int, Issued]]:
+        for host in self._hosts:
+            if not host.is_finished:
+                yield host.rank, host.issued
+            elif host.undone:
+                yield host.rank, next(iter(host.undone)).issued
+
+    def _note_what_never_meets(self) -> None:
+        for end in self._matching.left_over():
+            peer = end.transfer.peer
+            if self._hosts[peer].is_finished:
+                detail = f"rank {peer} never issues the matching operation"
+                self._findings.add(Verdict.UNMATCHED, (end.issued,), detail)
+        for rendezvous in self._rendezvous.values():
+            absent = [rank for rank in rendezvous.ranks if rank not in rendezvous.parts]
+            if any(self._hosts[rank].is_finished for rank in absent):
+                work, _ = next(iter(rendezvous.parts.values()))
+                detail = f"the ranks {absent} never issue it"
+                self._findings.add(Verdict.UNMATCHED, (work.issued,), detail)
+
+    def _all_spans(self) -> list[Span]:
+        if self._spans is None:
+            return []
+        unfinished = [
+            Span(kernel.issued, kernel.time, END_OF_TIME)
+            for host in self._hosts
+            for kernel in host.undone
+        ]
+        return self._spans + unfinished
 
     def _run_hosts(self) -> None:
         for host in self._hosts:

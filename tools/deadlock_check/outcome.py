@@ -49,7 +49,6 @@ class Issued(NamedTuple):
 class Reason(enum.Enum):
     """Why one operation waits for another; ``{waiter} REASON {target}`` is a sentence."""
 
-    HOST_BLOCKED = "is not issued before the host gets past"
     WAITS_FOR_WORK = "waits on the host for"
     WAITS_FOR_STREAM = "waits on the device, as the wait before it says, for"
     BEHIND_IN_STREAM = "stands in the same stream behind"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from .errors import UsageError
+from .garbage_collection import no_garbage_collection
 from .trace import (
     NOWHERE,
     ROLES,
@@ -149,8 +150,9 @@ def read_traces(paths: Sequence[Path]) -> Trace:
     if not paths:
         raise UsageError("no trace file given; name the files of all ranks of one run")
     reader = _Reader()
-    for path in paths:
-        reader.read(path)
+    with no_garbage_collection():
+        for path in paths:
+            reader.read(path)
     return reader.trace()
 
 
