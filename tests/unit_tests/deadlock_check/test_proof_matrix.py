@@ -103,7 +103,7 @@ def outcomes(
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[multiprocessing.pool.Pool]:
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+    with multiprocessing.get_context("forkserver").Pool(os.cpu_count()) as pool:
         yield pool
 
 
