@@ -48,6 +48,7 @@ lint: install
 bench: install
 	$(RUN) -m tests.benchmarks.pipeline_step
 	$(RUN) -m tests.benchmarks.checker_scale
+	$(RUN) -m tests.benchmarks.start_up
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache

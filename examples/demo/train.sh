@@ -5,14 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 work=${1:?usage: examples/demo/train.sh WORK_FOLDER}
-mkdir -p "$work"
-
-if [ ! -e "$work/stdlib_text_document.idx" ]; then
-    python examples/demo/definitions.py >"$work/stdlib.jsonl"
-    python tools/preprocess_data.py --input "$work/stdlib.jsonl" \
-        --train-tokenizer --vocab-size 2048 --append-eod --workers 2 \
-        --output-prefix "$work/stdlib" --overwrite
-fi
+examples/demo/prepare_data.sh "$work"
 
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
 if [ "$gpus" -ge 4 ]; then
