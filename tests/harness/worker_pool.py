@@ -15,7 +15,7 @@ import pickle
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +42,8 @@ _WORKER_ENVIRONMENT = {
     # More threads than cores only slow the ranks down, and OpenMP's do not survive a fork.
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
+    # pyarrow's allocator otherwise starts a thread, beside which the template must not fork.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # Importing the base otherwise asks git for a version.
     "NO_VCS_VERSION": "1",
 }
@@ -63,6 +65,9 @@ class WorkerPool:
         package_folder: Put before everything else on the workers' module search path; ``None``
             for the package that is installed in this interpreter.
         emulate_cuda: Whether the ranks run under ``tools.cpu_emulation``.
+        transformer_engine: Whether the emulation includes its stand-in for Transformer Engine.
+        preload: Modules that the template imports, in this order, beside those that every case
+            needs: what takes long to import is imported once instead of on each rank of each case.
     """
 
     def __init__(
@@ -71,31 +76,61 @@ class WorkerPool:
         expected_version: str,
         package_folder: Path | None = None,
         emulate_cuda: bool = False,
+        transformer_engine: bool = False,
+        preload: Sequence[str] = (),
     ) -> None:
         self._expected_version = expected_version
-        self._emulate_cuda = emulate_cuda
+        self._template_options = [
+            *(["emulate"] if emulate_cuda else []),
+            *(["transformer-engine"] if transformer_engine else []),
+            *(f"preload={module}" for module in preload),
+        ]
         self._package_folder = package_folder
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
     @classmethod
-    def for_fork(cls, *, emulate_cuda: bool = False) -> Self:
+    def for_fork(
+        cls,
+        *,
+        emulate_cuda: bool = False,
+        transformer_engine: bool = False,
+        preload: Sequence[str] = (),
+    ) -> Self:
         """Returns a pool whose ranks import the installed fork.
 
         Args:
             emulate_cuda: Whether the ranks run under ``tools.cpu_emulation``. The fork's own
                 communication does without; the base's schedules and training loop do not.
+            transformer_engine: Whether the emulation includes its stand-in for Transformer Engine.
+            preload: Further modules for the template to import.
         """
-        return cls(expected_version=FORK_VERSION_MARK, emulate_cuda=emulate_cuda)
+        return cls(
+            expected_version=FORK_VERSION_MARK,
+            emulate_cuda=emulate_cuda,
+            transformer_engine=transformer_engine,
+            preload=preload,
+        )
 
     @classmethod
-    def for_base(cls, version: str) -> Self:
+    def for_base(
+        cls, version: str, *, transformer_engine: bool = False, preload: Sequence[str] = ()
+    ) -> Self:
         """Returns a pool whose ranks import the unmodified base release ``version``.
 
         They run under ``tools.cpu_emulation``, without which the base communicates on CUDA only.
+
+        Args:
+            version: One of the supported releases.
+            transformer_engine: Whether the emulation includes its stand-in for Transformer Engine.
+            preload: Further modules for the template to import.
         """
         return cls(
-            expected_version=version, package_folder=unpacked_base(version), emulate_cuda=True
+            expected_version=version,
+            package_folder=unpacked_base(version),
+            emulate_cuda=True,
+            transformer_engine=transformer_engine,
+            preload=preload,
         )
 
     def __enter__(self) -> Self:
@@ -170,10 +205,16 @@ class WorkerPool:
 
     def _start(self) -> Connection:
         ours, theirs = multiprocessing.Pipe()
-        options = ["emulate"] if self._emulate_cuda else []
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _TEMPLATE_MODULE, str(theirs.fileno()), *options],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    _TEMPLATE_MODULE,
+                    str(theirs.fileno()),
+                    *self._template_options,
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={

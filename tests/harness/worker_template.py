@@ -5,8 +5,9 @@ shares their memory with its siblings, so each case gets fresh processes: nothin
 behind, not even a hang, reaches the next one. That works while the template has one thread, no
 process group and no CUDA context; hence it only imports, and checks.
 
-Started by ``worker_pool.WorkerPool`` as ``python -m tests.harness.worker_template FD [emulate]``:
-FD is the inherited end of a ``multiprocessing`` pipe, ``emulate`` switches the CUDA emulation on.
+Started by ``worker_pool.WorkerPool`` as ``python -m tests.harness.worker_template FD [OPTION]...``:
+FD is the inherited end of a ``multiprocessing`` pipe, ``emulate`` switches the CUDA emulation on,
+``transformer-engine`` adds its stand-in for that, ``preload=MODULE`` imports one module more.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ def main() -> None:
     """Serves cases from the pool until it closes its end of the pipe."""
     descriptor, *options = sys.argv[1:]
     pool = Connection(int(descriptor))
-    send(pool, _preload(emulate_cuda="emulate" in options))
+    send(pool, _preload(options))
     while True:
         try:
             case: Case = receive(pool)
@@ -70,19 +71,23 @@ def main() -> None:
         send(pool, outcome)
 
 
-def _preload(emulate_cuda: bool) -> PackageOrigin | str:
+def _preload(options: list[str]) -> PackageOrigin | str:
     """Imports what every rank needs; returns where it came from, or the traceback."""
+    prefix = "preload="
+    chosen = [option.removeprefix(prefix) for option in options if option.startswith(prefix)]
+    modules = (*PRELOADED_MODULES, *chosen)
     try:
-        if emulate_cuda:
-            importlib.import_module("tools.cpu_emulation").enable()
-        for module in PRELOADED_MODULES:
+        if "emulate" in options:
+            stand_in = {"transformer_engine": True} if "transformer-engine" in options else {}
+            importlib.import_module("tools.cpu_emulation").enable(**stand_in)
+        for module in modules:
             importlib.import_module(module)
         package = importlib.import_module("megatron.core")
     except Exception:
         return traceback.format_exc()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        return f"importing {PRELOADED_MODULES} started {threads - 1} threads: forking is not safe"
+        return f"importing {modules} started {threads - 1} threads: forking is not safe"
     # Frozen objects are never visited by the collector, so ranks do not copy their pages.
     gc.freeze()
     version = importlib.metadata.version("megatron-core")

@@ -25,11 +25,15 @@ from .import_hook import after_import
 ENABLE_VARIABLE = "MEGATRON_CPU_EMULATION"
 """Environment variable that is ``1`` where child processes are to switch the emulation on."""
 
+PACKAGES_DIRECTORY = Path(__file__).resolve().parent / "packages"
+"""Directory of the stand-in for Transformer Engine, on the search path where that is asked for."""
+
 STARTUP_DIRECTORY = Path(__file__).resolve().parent / "startup"
 """Directory of the ``sitecustomize`` that child processes find through ``PYTHONPATH``."""
 
 __all__ = [
     "ENABLE_VARIABLE",
+    "PACKAGES_DIRECTORY",
     "STARTUP_DIRECTORY",
     "enable",
     "enable_with_torch",
@@ -39,11 +43,14 @@ __all__ = [
 ]
 
 
-def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(
+    base: Mapping[str, str] | None = None, *, transformer_engine: bool = False
+) -> dict[str, str]:
     """Return an environment whose Python processes run under the emulation.
 
     Args:
         base: Environment to extend; the calling process's own when None. It is not changed.
+        transformer_engine: Whether ``import transformer_engine`` finds the stand-in for it.
 
     Returns:
         A copy of ``base`` to start a process with. The process and its children switch the
@@ -53,6 +60,8 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     extended = dict(os.environ if base is None else base)
     extended[ENABLE_VARIABLE] = "1"
     extended["TORCHDYNAMO_DISABLE"] = "1"
+    if transformer_engine:
+        put_first(extended, "PYTHONPATH", str(PACKAGES_DIRECTORY))
     put_first(extended, "PYTHONPATH", str(STARTUP_DIRECTORY))
     put_first(extended, "PATH", str(Path(sys.executable).parent))
     loopback = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
@@ -61,11 +70,14 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     return extended
 
 
-def enable() -> None:
+def enable(*, transformer_engine: bool = False) -> None:
     """Switch the emulation on in this process; a second call changes nothing.
 
     Call it before megatron is imported: the base binds some of the replaced functions while it is
     being imported.
+
+    Args:
+        transformer_engine: Whether ``import transformer_engine`` finds the stand-in for it.
 
     Raises:
         RuntimeError: A GPU is visible, or megatron.core has been imported already.
@@ -73,6 +85,8 @@ def enable() -> None:
     from .replacements import install
 
     install()
+    if transformer_engine and str(PACKAGES_DIRECTORY) not in sys.path:
+        sys.path.insert(0, str(PACKAGES_DIRECTORY))
 
 
 def enable_with_torch() -> None:

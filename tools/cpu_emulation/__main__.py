@@ -6,11 +6,12 @@ import sys
 from . import environment
 
 USAGE = """\
-usage: python -m tools.cpu_emulation COMMAND [ARGUMENT ...]
+usage: python -m tools.cpu_emulation [--transformer-engine] COMMAND [ARGUMENT ...]
        python -m tools.cpu_emulation --list
 
 Runs COMMAND, and every Python process that it starts, as if this machine had GPUs: on the CPU, over
-gloo. With --list, prints what the emulation replaces."""
+gloo. --transformer-engine puts a stand-in for Transformer Engine, in plain PyTorch, on the search
+path. With --list, prints what the emulation replaces."""
 
 
 def main(arguments: list[str]) -> str | None:
@@ -30,14 +31,17 @@ def main(arguments: list[str]) -> str | None:
     if arguments == ["--list"]:
         print(markdown_table())
         return None
+    stand_in = arguments[0] == "--transformer-engine"
+    command = arguments[stand_in:]
+    if not command:
+        return f"error: --transformer-engine without a command to run.\n\n{USAGE}"
     try:
         refuse_gpu()
-        variables = environment()
-        os.execvpe(arguments[0], arguments, variables)
+        os.execvpe(command[0], command, environment(transformer_engine=stand_in))
     except RuntimeError as error:
         return f"error: {error}"
     except OSError as error:
-        return f"error: cannot run {arguments[0]!r}: {error.strerror}."
+        return f"error: cannot run {command[0]!r}: {error.strerror}."
 
 
 if __name__ == "__main__":

@@ -1,0 +1,5 @@
+"""What does not depend on a framework."""
+
+from . import recipe
+
+__all__ = ["recipe"]
