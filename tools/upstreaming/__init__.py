@@ -1,0 +1,1 @@
+"""The fork's change as a branch of a Megatron-LM checkout."""
