@@ -89,7 +89,26 @@ def checkpoint(
         {"distribute_saved_activations": distribute_saved_activations},
         {"distribute_saved_activations": "leave out --distribute-saved-activations"},
     )
+    tracker = get_rng_state_tracker() if get_rng_state_tracker is not None else None
+    if tracker is not None:
+        named["context_fn"] = lambda: (contextlib.nullcontext(), _in_states_of_now(tracker))
     return torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False, **named)
+
+
+def _in_states_of_now(tracker: Any) -> contextlib.AbstractContextManager[None]:
+    """Return a context whose body draws what it would draw now, and leaves no trace."""
+    now = tracker.get_states()
+
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        later = tracker.get_states()
+        tracker.set_states(now)
+        try:
+            yield
+        finally:
+            tracker.set_states(later)
+
+    return again()
 
 
 def copy_to_region(value: torch.Tensor, group: ProcessGroup) -> torch.Tensor:

@@ -71,6 +71,9 @@ class DotProductAttention(nn.Module):
         cu_seqlens_q: torch.Tensor | None = None,
         cu_seqlens_kv: torch.Tensor | None = None,
         attn_mask_type: str | None = None,
+        cu_seqlens_q_padded: torch.Tensor | None = None,
+        cu_seqlens_kv_padded: torch.Tensor | None = None,
+        window_size: tuple[int, int] | None = None,
         core_attention_bias: torch.Tensor | None = None,
         **ignored: Any,
     ) -> torch.Tensor:
@@ -88,6 +91,9 @@ class DotProductAttention(nn.Module):
                 that are padding; their output is zero.
             cu_seqlens_kv: Must be the same as ``cu_seqlens_q``.
             attn_mask_type: Overrides the constructor's.
+            cu_seqlens_q_padded: Must be the same as ``cu_seqlens_q``.
+            cu_seqlens_kv_padded: Must be the same as ``cu_seqlens_q``.
+            window_size: Only the whole sequence is offered.
             core_attention_bias: Not offered.
             **ignored: Hints for kernels, such as the longest document.
 
@@ -98,6 +104,18 @@ class DotProductAttention(nn.Module):
             raise NotOffered("core_attention_bias", "a tensor", "leave the bias out")
         mask_type = attn_mask_type or self.attn_mask_type
         layout = qkv_format or self.qkv_format
+        for name, padded in (
+            ("cu_seqlens_q_padded", cu_seqlens_q_padded),
+            ("cu_seqlens_kv_padded", cu_seqlens_kv_padded),
+        ):
+            if padded is not None and not (
+                cu_seqlens_q is not None and torch.equal(padded, cu_seqlens_q)
+            ):
+                raise NotOffered(name, padded, "put no padding between documents")
+        if window_size is not None and tuple(window_size) not in (_WHOLE, (-1, 0)):
+            raise NotOffered("window_size", window_size, "leave out --window-size")
+        if layout != "thd" and mask_type.startswith("padding") and attention_mask is not None:
+            raise NotOffered("attn_mask_type", mask_type, "take arbitrary, or thd with cu_seqlens")
         if layout == "thd":
             if cu_seqlens_q is None or not torch.equal(
                 cu_seqlens_q, _or(cu_seqlens_kv, cu_seqlens_q)
@@ -136,7 +154,9 @@ class DotProductAttention(nn.Module):
         attention_mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attend within [batch, heads, tokens, channels]."""
-        if mask_type == "arbitrary" and attention_mask is not None:
+        if mask_type == "arbitrary":
+            if attention_mask is None:
+                raise NotOffered("attention_mask", None, "give one with the mask type arbitrary")
             allowed: torch.Tensor | None = ~attention_mask
         elif mask_type in (*_CAUSAL, *_UNMASKED):
             allowed = None
