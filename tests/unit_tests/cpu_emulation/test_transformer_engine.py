@@ -26,6 +26,9 @@ def pool():
         ("layer_norm_linear", {"kind": "LayerNorm", "zero_centered": False}),
         ("layer_norm_linear", {"kind": "RMSNorm", "zero_centered": True}),
         ("grouped_linear", {}),
+        ("norm_beside_the_product", {}),
+        ("recomputed_dropout", {}),
+        ("hadamard_transform", {}),
     ],
 )
 def test_numbers_are_those_of_plain_pytorch(pool, case, arguments):

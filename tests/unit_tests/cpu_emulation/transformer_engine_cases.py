@@ -102,6 +102,56 @@ def grouped_linear(rows=(3, 0, 4)):
     return [got, *gradients(got, *inputs)], [expected, *gradients(expected, *inputs)]
 
 
+def hadamard_transform(size=8):
+    """Output and gradients of the transform, and of the matrix written out."""
+    from fast_hadamard_transform import hadamard_transform
+
+    torch.manual_seed(0)
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    x = torch.randn(3, 2, size, requires_grad=True)
+    got, expected = hadamard_transform(x, scale=0.5), x @ matrix.T * 0.5
+    return [got, *gradients(got, x)], [expected, *gradients(expected, x)]
+
+
+def norm_beside_the_product():
+    """The two outputs of a layer that is asked for its norm's, and of the layers taken apart."""
+    from transformer_engine.pytorch import LayerNormLinear, RMSNorm
+
+    torch.manual_seed(0)
+    layer = LayerNormLinear(6, 10, normalization="RMSNorm", bias=False, params_dtype=torch.float32)
+    layer.return_layernorm_output = True
+    norm = RMSNorm(6, params_dtype=torch.float32)
+    x = torch.randn(3, 2, 6, requires_grad=True)
+    normal = norm(x)
+    return list(layer(x)), [normal @ layer.weight.T, normal]
+
+
+def recomputed_dropout():
+    """Output and gradients of recomputed dropout from a named generator, and of kept dropout."""
+    from transformer_engine.pytorch.distributed import CudaRNGStatesTracker, checkpoint
+
+    x = torch.randn(8, 8, requires_grad=True)
+
+    def run(call):
+        tracker = CudaRNGStatesTracker()
+        tracker.add("named", 1)
+
+        def dropped(value):
+            with tracker.fork("named"):
+                return functional.dropout(value, 0.5) * value
+
+        got = call(dropped, tracker)
+        found = [got, *gradients(got, x)]
+        return [*found, tracker.get_states()["named"].float()]
+
+    def recompute(function, tracker):
+        return checkpoint(function, x, get_rng_state_tracker=lambda: tracker)
+
+    return run(recompute), run(lambda function, tracker: function(x))
+
+
 def split_over_two_ranks(sequence_parallel):
     """A column-parallel and a row-parallel layer on this rank, and the same layers unsplit."""
     import torch.distributed as dist

@@ -27,7 +27,6 @@ _REMEDIES = {
     "ub_bulk_wgrad": "leave out --tp-comm-overlap",
     "ub_bulk_dgrad": "leave out --tp-comm-overlap",
     "symmetric_ar_type": "leave out --symmetric-ar-type",
-    "return_layernorm_output": "take the norm and the linear layer apart",
 }
 
 
@@ -60,7 +59,7 @@ class _LinearModule(nn.Module):
     ) -> None:
         super().__init__()
         refuse(others, _REMEDIES)
-        self.fp8_meta: dict[str, Any] = {}
+        self.fp8_meta: dict[str, Any] = {"fp8_checkpoint": False}
         self.tp_group = tp_group
         self.tp_size = tp_size
         self.parallel_mode = parallel_mode
@@ -174,9 +173,14 @@ class LayerNormLinear(Linear):
         eps: float = 1e-5,
         normalization: str = "LayerNorm",
         zero_centered_gamma: bool = False,
+        return_layernorm_output: bool = False,
+        return_layernorm_output_gathered: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(in_features, out_features, **settings)
+        # LoRA switches these on and off between two calls.
+        self.return_layernorm_output = return_layernorm_output
+        self.return_layernorm_output_gathered = return_layernorm_output_gathered
         self.eps = eps
         self.normalization = normalization
         self.zero_centered_gamma = zero_centered_gamma
@@ -190,18 +194,27 @@ class LayerNormLinear(Linear):
 
     def forward(
         self, inp: torch.Tensor, is_first_microbatch: bool | None = None, **ignored: Any
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what :meth:`Linear.forward` does of the normalized ``inp``."""
-        return super().forward(
-            normalized(
-                inp,
-                self.layer_norm_weight,
-                self.layer_norm_bias,
-                kind=self.normalization,
-                eps=self.eps,
-                zero_centered_gamma=self.zero_centered_gamma,
-            )
+    ) -> Any:
+        """Return what :meth:`Linear.forward` does of the normalized ``inp``.
+
+        With ``return_layernorm_output`` the normalized ``inp`` is the last of what is returned:
+        this rank's part of the tokens, or all with ``return_layernorm_output_gathered``.
+        """
+        normal = normalized(
+            inp,
+            self.layer_norm_weight,
+            self.layer_norm_bias,
+            kind=self.normalization,
+            eps=self.eps,
+            zero_centered_gamma=self.zero_centered_gamma,
         )
+        result = super().forward(normal)
+        if not self.return_layernorm_output:
+            return result
+        if self.return_layernorm_output_gathered and self.sequence_parallel:
+            assert self.tp_group is not None
+            normal = gather_sequence(normal, self.tp_group)
+        return (*result, normal) if isinstance(result, tuple) else (result, normal)
 
 
 class GroupedLinear(_LinearModule):
