@@ -146,7 +146,9 @@ def test_usage(run_python, arguments):
     result = run_python("-m", "tools.cpu_emulation", *arguments)
 
     assert result.returncode == 0
-    assert result.stdout.startswith("usage: python -m tools.cpu_emulation [--transformer-engine] COMMAND")
+    assert result.stdout.startswith(
+        "usage: python -m tools.cpu_emulation [--transformer-engine] COMMAND"
+    )
 
 
 def test_the_documentation_lists_what_is_replaced(run_python):
