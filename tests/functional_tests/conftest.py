@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.functional_tests.case_file import FunctionalCase, load_case
+from tests.functional_tests.case_file import SAVING_INITIAL_CHECKPOINT, FunctionalCase, cpu_case
+from tests.functional_tests.documents import write_documents
 from tests.functional_tests.training_run import Training, train
 from tests.harness.worker_pool import WorkerPool
-
-_DOCUMENTS = 4000
-_LONGEST_DOCUMENT = 60
-_VOCABULARY = 128
 
 
 @pytest.fixture(scope="session")
@@ -27,22 +24,8 @@ def pool():
 def documents(pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Path prefix of an indexed dataset: short documents of counted-up tokens."""
     prefix = tmp_path_factory.mktemp("data") / "documents"
-    pool.run(_write_documents, world_size=1, arguments={"prefix": prefix}).values()
+    pool.run(write_documents, world_size=1, arguments={"prefix": prefix}).values()
     return prefix
-
-
-def _write_documents(prefix: Path) -> None:
-    import numpy
-    import torch
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
-    random = numpy.random.default_rng(0)
-    for _ in range(_DOCUMENTS):
-        length, first, step = random.integers([2, 0, 1], [_LONGEST_DOCUMENT + 1, _VOCABULARY, 8])
-        tokens = (first + step * numpy.arange(length)) % _VOCABULARY
-        builder.add_document(torch.from_numpy(tokens), [length])
-    builder.finalize(f"{prefix}.idx")
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +36,8 @@ def run_case(
     folder = tmp_path_factory.mktemp("runs")
 
     def train_case(case: FunctionalCase, part: str, **changes: Any) -> Training:
-        paths = {"DATA_PATH": documents, "INITIAL_CHECKPOINT": folder / case.model / "checkpoint"}
+        checkpoint = folder / case.initial_checkpoint_case / "initial checkpoint"
+        paths = {"DATA_PATH": documents, "INITIAL_CHECKPOINT": checkpoint}
         return train(
             pool,
             case.flags(paths, **changes),
@@ -63,23 +47,18 @@ def run_case(
         )
 
     @functools.cache
-    def save_initial_checkpoint(model: str) -> None:
+    def save_initial_checkpoint(name: str) -> None:
         # The base's initial weights depend on how the model is split; a checkpoint does not.
         train_case(
-            load_case(f"{model}/pp1_packed"),
+            cpu_case(name),
             "initial",
-            load=None,
-            finetune=None,
-            save="${INITIAL_CHECKPOINT}",
-            save_interval=1,
-            train_iters=1,
-            lr_warmup_iters=0,
+            **SAVING_INITIAL_CHECKPOINT,
         )
 
     @functools.cache
     def run(name: str) -> Training:
-        case = load_case(name)
-        save_initial_checkpoint(case.model)
+        case = cpu_case(name)
+        save_initial_checkpoint(case.initial_checkpoint_case)
         if case.test_type == "regular":
             return train_case(case, "run")
         assert case.test_type == "ckpt-resume", f"{name}: unknown TEST_TYPE {case.test_type}"

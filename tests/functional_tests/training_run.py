@@ -68,6 +68,11 @@ def train(
     if len(outcome.with_status("returned")) < ranks:
         tail = "\n".join(log.splitlines()[-_LOG_TAIL_LINES:])
         raise AssertionError(f"{outcome.describe()}\nEnd of the last rank's log:\n{tail}")
+    return read_log(log)
+
+
+def read_log(log: str) -> Training:
+    """Return what the last rank has logged."""
     return Training(
         losses=_losses(log),
         microbatch_lengths=tuple(

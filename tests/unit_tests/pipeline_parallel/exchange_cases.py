@@ -14,7 +14,7 @@ import torch.distributed as dist
 from megatron.core.model_parallel_config import ModelParallelConfig
 
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
-from tests.harness.rank_runtime import model_parallel_groups, report_progress
+from tests.harness.rank_runtime import case_device, model_parallel_groups, report_progress
 
 TRANSPORTS = ("batched", "unbatched", "overlapped", "ring_exchange")
 TENSOR_RANKS = (1, 2, 3, 4, 5, 8)
@@ -62,7 +62,11 @@ class Message:
             [self.pipeline, self.sender, self.direction, self.microbatch, self.item]
         )
         size = torch.Size(self.shape).numel()
-        return digits.repeat(size // len(digits) + 1)[:size].reshape(self.shape).to(dtype)
+        return (
+            digits.repeat(size // len(digits) + 1)[:size]
+            .reshape(self.shape)
+            .to(case_device(), dtype)
+        )
 
 
 @dataclass

@@ -14,7 +14,7 @@ from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from tests.harness.rank_runtime import model_parallel_groups, report_progress
+from tests.harness.rank_runtime import case_device, model_parallel_groups, report_progress
 
 TRANSPORTS = ("batched", "unbatched", "overlapped", "overlapped with warm-up and flush")
 OVERLAPPED_TRANSPORTS = TRANSPORTS[2:]
@@ -73,6 +73,7 @@ class ModelChunk(torch.nn.Module):
         )
         self.bias = torch.nn.Parameter(torch.randn(_HIDDEN_SIZE, generator=generator) / 10)
         self._received: Any = None
+        self.to(case_device())
 
     def set_input_tensor(self, input_tensor: list[torch.Tensor | None]) -> None:
         """Takes what the previous chunk sent; called by the schedule before ``forward``."""
@@ -173,7 +174,7 @@ def _microbatches(step: Step) -> list[Microbatch]:
         length = 3 + 5 * index % 11 if step.is_variable else _FIXED_LENGTH
         inputs, targets = torch.randn(
             2, length, _MICRO_BATCH_SIZE, _HIDDEN_SIZE, generator=generator
-        )
+        ).to(case_device())
         microbatches.append(Microbatch(inputs, targets))
     return microbatches
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from megatron.core import parallel_state
 from tests.harness.observed_operations import observed_operations
-from tests.harness.rank_runtime import model_parallel_groups
+from tests.harness.rank_runtime import init_process_group, model_parallel_groups
 from tests.unit_tests.pipeline_parallel.schedule_cases import Step, run_steps
 
 # What ms-swift gives every process group by default.
@@ -31,7 +31,7 @@ def start_with_a_bad_rank(bad_rank: int, misbehaviour: str) -> float:
     Returns:
         Seconds until the bad rank itself came through. Every other rank must raise.
     """
-    dist.init_process_group("gloo", timeout=MS_SWIFT_TIMEOUT)
+    init_process_group(MS_SWIFT_TIMEOUT)
     pipeline_size = 4
     started = time.monotonic()
     if dist.get_rank() == bad_rank:
@@ -150,7 +150,7 @@ def record_group_creations(pipeline_size: int) -> list[list[int]]:
 def initialise_twice() -> list[int]:
     """Returns how many groups exist before, during and after each of two initialisations."""
     counts = []
-    dist.init_process_group("gloo")
+    init_process_group()
     for _ in range(2):
         counts.append(_count_even_odd_groups())
         parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)

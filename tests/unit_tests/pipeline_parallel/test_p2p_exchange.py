@@ -1,6 +1,7 @@
 """Every call of ``P2PCommunicator`` delivers to each role what was sent to it.
 
-Nothing is emulated here: the fork's communication works on plain gloo and CPU tensors.
+Nothing is emulated here: the fork's communication works on plain gloo and CPU tensors. The same
+tests run over NCCL where there is a GPU.
 """
 
 import pytest
@@ -13,17 +14,21 @@ lengths = pytest.mark.parametrize(
 transports = pytest.mark.parametrize("transport", exchange_cases.TRANSPORTS)
 
 
-def _assert_no_problems(pool, function, world_size, **arguments):
-    outcome = pool.run(function, world_size=world_size, arguments=arguments)
+def _assert_no_problems(ranks, function, world_size, **arguments):
+    if ranks.backend == "nccl" and arguments.get("transport") == "ring_exchange":
+        pytest.skip(
+            "ring_exchange is a stand-in over gloo; only NVIDIA's own torch has the real one"
+        )
+    outcome = ranks.run(function, world_size=world_size, arguments=arguments)
     assert outcome.values() == [[]] * world_size
 
 
 @lengths
 @transports
 @pytest.mark.parametrize("pipeline_size", [2, 3, 4, 5, 8])
-def test_every_role_gets_its_message(plain_fork_pool, pipeline_size, transport, is_variable):
+def test_every_role_gets_its_message(plain_ranks, pipeline_size, transport, is_variable):
     _assert_no_problems(
-        plain_fork_pool,
+        plain_ranks,
         exchange_cases.run_exchanges,
         world_size=pipeline_size,
         pipeline_size=pipeline_size,
@@ -35,9 +40,9 @@ def test_every_role_gets_its_message(plain_fork_pool, pipeline_size, transport, 
 @lengths
 @pytest.mark.parametrize("transport", ["batched", "unbatched", "overlapped"])
 @pytest.mark.parametrize("pipeline_size", [2, 3])
-def test_several_pipelines_keep_apart(plain_fork_pool, pipeline_size, transport, is_variable):
+def test_several_pipelines_keep_apart(plain_ranks, pipeline_size, transport, is_variable):
     _assert_no_problems(
-        plain_fork_pool,
+        plain_ranks,
         exchange_cases.run_exchanges,
         world_size=2 * pipeline_size,
         pipeline_size=pipeline_size,
@@ -50,9 +55,9 @@ def test_several_pipelines_keep_apart(plain_fork_pool, pipeline_size, transport,
 @lengths
 @pytest.mark.parametrize("transport", ["batched", "unbatched"])
 @pytest.mark.parametrize("pipeline_size", [2, 3])
-def test_lists_of_tensors_arrive_in_order(plain_fork_pool, pipeline_size, transport, is_variable):
+def test_lists_of_tensors_arrive_in_order(plain_ranks, pipeline_size, transport, is_variable):
     _assert_no_problems(
-        plain_fork_pool,
+        plain_ranks,
         exchange_cases.run_list_exchanges,
         world_size=pipeline_size,
         pipeline_size=pipeline_size,
@@ -63,9 +68,9 @@ def test_lists_of_tensors_arrive_in_order(plain_fork_pool, pipeline_size, transp
 
 @transports
 @pytest.mark.parametrize("pipeline_size", [2, 3])
-def test_mtp_standalone_exchanges_shapes(plain_fork_pool, pipeline_size, transport):
+def test_mtp_standalone_exchanges_shapes(plain_ranks, pipeline_size, transport):
     _assert_no_problems(
-        plain_fork_pool,
+        plain_ranks,
         exchange_cases.run_mtp_standalone,
         world_size=pipeline_size,
         pipeline_size=pipeline_size,
@@ -74,8 +79,8 @@ def test_mtp_standalone_exchanges_shapes(plain_fork_pool, pipeline_size, transpo
 
 
 @pytest.mark.parametrize("field", ["pipeline_dtype", "tensor_shape"])
-def test_receiving_without_dtype_or_shape_is_refused(plain_fork_pool, field):
-    outcome = plain_fork_pool.run(
+def test_receiving_without_dtype_or_shape_is_refused(plain_ranks, field):
+    outcome = plain_ranks.run(
         exchange_cases.receive_without, world_size=2, arguments={"field": field}
     )
     for raised in outcome.values():

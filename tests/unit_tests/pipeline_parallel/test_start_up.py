@@ -5,7 +5,6 @@ import pytest
 from tests.unit_tests.pipeline_parallel import start_up_cases
 
 DEADLINE_S = 4
-ENVIRONMENT = {"MEGATRON_PIPELINE_STARTUP_TIMEOUT": str(DEADLINE_S)}
 
 
 @pytest.mark.parametrize("bad_rank", [0, 2])
@@ -19,15 +18,16 @@ ENVIRONMENT = {"MEGATRON_PIPELINE_STARTUP_TIMEOUT": str(DEADLINE_S)}
         ("raises before the warm-up", "Global rank {bad} raised: out of device memory"),
     ],
 )
-def test_every_other_rank_names_the_bad_one(fork_pool, misbehaviour, named, bad_rank):
-    outcome = fork_pool.run(
+def test_every_other_rank_names_the_bad_one(schedule_ranks, misbehaviour, named, bad_rank):
+    deadline_s = schedule_ranks.start_up_deadline_s
+    outcome = schedule_ranks.run(
         start_up_cases.start_with_a_bad_rank,
         world_size=4,
         arguments={"bad_rank": bad_rank, "misbehaviour": misbehaviour},
-        environment=ENVIRONMENT,
+        environment={"MEGATRON_PIPELINE_STARTUP_TIMEOUT": str(deadline_s)},
         # Twice the deadline of the start-up, plus the time to tell the others.
-        grace_s=2 * DEADLINE_S + 5,
-        deadline_s=2 * DEADLINE_S + 10,
+        grace_s=2 * deadline_s + 5,
+        deadline_s=2 * deadline_s + 10,
         stall_s=None,
     )
     for report in outcome.ranks:
@@ -75,9 +75,9 @@ def test_bad_deadline_is_refused_with_the_remedy(fork_pool, value):
     ],
 )
 def test_nothing_is_contacted_or_created_for_the_first_time_in_a_step(
-    fork_pool, pipeline_size, virtual_size, transport, is_variable, use_gloo
+    schedule_ranks, pipeline_size, virtual_size, transport, is_variable, use_gloo
 ):
-    recordings = fork_pool.run(
+    recordings = schedule_ranks.run(
         start_up_cases.record_contacts,
         world_size=pipeline_size,
         arguments={
@@ -114,17 +114,17 @@ def first_contacts(recording):
     }
 
 
-def test_every_rank_creates_every_group_in_one_order(fork_pool):
+def test_every_rank_creates_every_group_in_one_order(schedule_ranks):
     """First and last stages hold embedding groups that others lack; names must not depend on it."""
-    creations = fork_pool.run(
+    creations = schedule_ranks.run(
         start_up_cases.record_group_creations, world_size=6, arguments={"pipeline_size": 3}
     ).values()
     assert creations[0]
     assert all(creation == creations[0] for creation in creations)
 
 
-def test_groups_are_destroyed_and_made_anew(fork_pool):
-    for counts in fork_pool.run(start_up_cases.initialise_twice, world_size=2).values():
+def test_groups_are_destroyed_and_made_anew(schedule_ranks):
+    for counts in schedule_ranks.run(start_up_cases.initialise_twice, world_size=2).values():
         # A channel per direction and colour, once for data and once for shapes.
         assert counts == [0, 8, 0] * 2
 

@@ -1,0 +1,1 @@
+"""Several NCCL ranks on one GPU; see ``docs/gpu.md``."""
