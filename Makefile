@@ -3,13 +3,15 @@
 PYTHON ?= $(shell tools/find_python.sh)
 VENV := .venv
 RUN := $(VENV)/bin/python
+UV := $(VENV)/bin/uv
+CLIENTS := $(addprefix build/clients/,current oldest others)
 PACKAGE_FILES := $(shell find megatron build_backend base -type f -not -name '*.pyc') pyproject.toml LICENSE NOTICE
 
 export GLOO_SOCKET_IFNAME ?= lo
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: install develop demo test proof lint bench clean
+.PHONY: install develop demo test test-clients proof lint bench clean
 
 install: $(VENV)/installed-fork
 
@@ -35,6 +37,24 @@ demo: install
 
 test: install
 	$(RUN) -m pytest
+
+# The real clients on the fork: ms-swift's newest release, its oldest that supports base 0.17.1, and
+# others. By uv, which links packages from its cache: another PyTorch takes seconds and no space.
+test-clients: $(CLIENTS:%=%/installed-fork)
+	build/clients/current/bin/python -m pytest tests/client_tests/pinning tests/client_tests/megatron_sft
+	build/clients/oldest/bin/python -m pytest tests/client_tests/megatron_sft -m every_pair
+	build/clients/others/bin/python -m pytest tests/client_tests/other_clients
+
+$(CLIENTS:%=%/installed-requirements): build/clients/%/installed-requirements: tests/client_tests/requirements/%.txt | $(VENV)/installed-requirements
+	$(UV) venv --quiet --clear --python $(RUN) $(@D)
+	$(UV) pip sync --quiet --python $(@D) $<
+	touch $@
+
+build/clients/current/installed-fork build/clients/others/installed-fork: FORK := .
+build/clients/oldest/installed-fork: FORK := ./base/0.17.1
+$(CLIENTS:%=%/installed-fork): %/installed-fork: %/installed-requirements $(PACKAGE_FILES)
+	$(UV) pip install --quiet --python $(@D) --reinstall --no-deps $(FORK)
+	touch $@
 
 # The deadlock checker on every configuration, large pipelines included; make test takes a part.
 proof: install
